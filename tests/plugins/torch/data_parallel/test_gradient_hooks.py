@@ -122,7 +122,7 @@ def of_a_backward_that_broke_off() -> None:
         dist.barrier()
         time.sleep(0.5)  # nothing tells when the other's sums come; too short a time would only prove less
         assert all(bool((values == 7).all()) for values in mine)
-        with pytest.raises(RuntimeError, match="the backward before this one has failed half-way"):
+        with pytest.raises(RuntimeError, match="If the previous backward failed midway"):
             ddp(inputs()).sum().backward()
         del ddp, model
     else:

@@ -226,7 +226,7 @@ def test_what_is_no_scaler_or_module() -> None:
         ({"topk_momentum": 1.0}, "topk_momentum is 1.0; it must be a number of at least 0 and below 1"),
         (
             {"topk_momentum": 0.9, "compression": "int8"},
-            "topk_momentum is 0.9 with compression 'int8'; it takes",
+            "topk_momentum is 0.9 with compression 'int8', but it",
         ),
     ],
 )

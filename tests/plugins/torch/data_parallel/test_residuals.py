@@ -75,29 +75,29 @@ def of_something_else() -> None:
     trained(net, optimizer, range(2))
     state = net.residuals()
     assert state["coded"]
-    with pytest.raises(ValueError, match=r"compression is 'topk' here and was 'int8' where they come from"):
+    with pytest.raises(ValueError, match=r"compression is 'topk' here, but was 'int8' when the residuals"):
         wrapped("topk", 0.0)[0].load_residuals(state)
     name, parts = next(iter(state["coded"].items()))
     part = next(iter(parts))
     for wrong, message in (
-        ({"x": 1}, "got something else than residuals"),
-        ({"of": state["of"], "velocity": {}}, "got something else than residuals"),
+        ({"x": 1}, "needs the result of residuals"),
+        ({"of": state["of"], "velocity": {}}, "needs the result of residuals"),
         (
             {**state, "coded": {name: {part: (0, torch.ones(10**6))}}},
             f"1000000 elements of gradient '{name}'",
         ),
-        ({**state, "coded": {name: 3}}, "got something else than residuals"),
-        ({**state, "coded": {name: {7: parts[part]}}}, "got something else than residuals"),
+        ({**state, "coded": {name: 3}}, "needs the result of residuals"),
+        ({**state, "coded": {name: {7: parts[part]}}}, "needs the result of residuals"),
         # The first of these is right, and not taken either.
         (
             {**state, "coded": {name: {part: (0, torch.full((3,), 7.0))}, "x": {part: (-1, torch.ones(3))}}},
-            "got something else than residuals",
+            "needs the result of residuals",
         ),
         (
             {**state, "velocity": {name: torch.ones(3)}},
-            rf"a velocity of \[3\] for gradient '{name}', which is \[\d",
+            rf"velocity of gradient '{name}' is \[3\] in the residuals and \[\d",
         ),
-        (None, "got something else than residuals"),
+        (None, "needs the result of residuals"),
         (
             {**state, "of": {**state["of"], "parameters": ["other of 3 elements"]}},
             rf"parameters is '{next(iter(net.module.state_dict()))} of \d+ elements' here and was 'other",

@@ -256,7 +256,7 @@ def check_refusals() -> None:
         StepInForward(model, optimizer)
     with pytest.raises(ValueError, match="takes no closure"):
         optimizer.step(lambda: 0.0)
-    with pytest.raises(ValueError, match="leave one of them out"), model.join():
+    with pytest.raises(ValueError, match="Remove one of them"), model.join():
         pass
     model(inputs(0)).sum().backward()
     with pytest.raises(RuntimeError, match="still being averaged"):

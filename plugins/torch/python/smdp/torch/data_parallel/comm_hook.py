@@ -1,6 +1,6 @@
-"""A communication hook that gives torch's own DistributedDataParallel smdp's wire types.
+"""A communication hook that compresses the gradients of torch's DistributedDataParallel.
 
-Annotations are not postponed here: torch reads those of a hook.
+This module does not postpone annotations, because torch reads those of a hook.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ _AVG = REDUCTIONS[hash(dist.ReduceOp.AVG)]
 
 
 class CommHook:
-    """What `comm_hook` makes; called by torch's reducer with every bucket.
+    """The hook that `comm_hook()` returns. torch's reducer calls it with every bucket.
 
-    Buckets of other dtypes than float32 travel as they are. torch lays its buckets out anew after the first
-    step, so in that one nothing is left for later: it goes as float32.
+    Buckets of dtypes other than float32 are not compressed. torch rearranges its buckets after the first
+    step, so that step sends float32 if the codec keeps values for later steps.
     """
 
     def __init__(
@@ -53,26 +53,26 @@ class CommHook:
         self._has_state = has_state
         self._momentum = momentum
         self._velocity: dict[int, Tensor] = {}  # by the parameter's id
-        self._next_velocity: dict[int, Tensor] = {}  # if the step under way counts
+        self._next_velocity: dict[int, Tensor] = {}  # replaces it if all buckets of this step are finite
         self._is_checked = False
-        self._keys: dict[tuple[int, ...], int] = {}  # of buckets, by their parameters
+        self._keys: dict[tuple[int, ...], int] = {}  # numbers buckets by the ids of their parameters
         self._is_first = True
         self._is_in_step = False
         self._counts = True
         self._steps = CountedSteps(group.name)
         self._step_bytes = 0
         self._make = make
-        self.__name__ = self.__qualname__ = "smdp.torch.comm_hook"  # torch takes a hook for a function
+        self.__name__ = self.__qualname__ = "smdp.torch.comm_hook"  # torch expects a function with a name
 
     def __reduce__(self) -> tuple[Callable[[], "CommHook"], tuple[()]]:
-        """Copy it for the world, and without what is kept of steps.
+        """Copies the hook for the default group, without the values kept from earlier steps.
 
-        A copied model has it in its list and not in its reducer, as torch leaves out any hook there.
+        A copied model has the hook in its list, but torch does not register it with the reducer.
         """
         return self._make, ()
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Start averaging a bucket."""
+        """Starts averaging a bucket."""
         with ranged("comm_hook"):
             return self._start(bucket)
 
@@ -94,7 +94,7 @@ class CommHook:
         host = staging.update(buffer)
         label = f"comm_hook: bucket {bucket.index()} of {len(bucket.parameters())} gradients"
         told = Told(self._group) if bucket.is_last() else None
-        # What this rank computes ends when the last values come.
+        # This rank computes until its last values arrive.
         tell = None if told is None else lambda: told.set(self._steps.seconds_computed())
         arrival = None
         if staging.is_late:
@@ -112,12 +112,12 @@ class CommHook:
         done: Future[list[Tensor]] = work.get_future()
         parts: list[tuple[int, Tensor]] = []
         is_coded = len(self._group.hosts) > 1 and buffer.dtype is torch.float32
-        if self._momentum and not is_coded:  # no codec adds it
+        if self._momentum and not is_coded:  # the codec does not add the momentum
             parts = list(zip(map(id, bucket.parameters()), bucket.gradients(), strict=True))
         return done.then(lambda done: self._averaged(done, host, parts))
 
     def _start_rows(self, bucket: dist.GradBucket, buffer: Tensor) -> Future[Tensor]:
-        """Starts averaging a sparse gradient, which has a bucket of its own and travels as it is."""
+        """Starts averaging a sparse gradient, which has its own bucket and is not compressed."""
         check_rows_have_no_momentum(self._momentum)
         self._step_bytes += buffer._indices().nbytes + buffer._values().nbytes
         staging = SparseStaging("comm_hook", buffer, is_in_place=True)
@@ -133,10 +133,12 @@ class CommHook:
         return done.then(lambda done: self._averaged(done, buffer._values(), []))
 
     def rescale_residuals(self, factor: float) -> None:
-        """Tell compression that the loss scale has been multiplied by `factor`.
+        """Multiplies the values that compression keeps for later steps by `factor`.
+
+        Call it on all ranks after the loss scale has been multiplied by `factor`; `follow()` does so.
 
         Raises:
-            ValueError: It is not a number above 0.
+            ValueError: `factor` is not a finite number above 0.
         """
         check_factor(factor)
         if self._is_in_step:
@@ -146,16 +148,16 @@ class CommHook:
             velocity.mul_(factor)
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:
-        """Have `rescale_residuals` called whenever a loss scaler's `update()` changes its scale."""
+        """Calls `rescale_residuals` whenever `scaler.update()` changes the loss scale."""
         follow(scaler, self)
 
     def _key_of(self, bucket: dist.GradBucket) -> int:
-        """Number a bucket by what is in it: what is left over of one must not go to others."""
+        """Returns a number for the bucket's parameters, so that residuals stay with these parameters."""
         parameters = tuple(id(parameter) for parameter in bucket.parameters())
         return self._keys.setdefault(parameters, len(self._keys))
 
     def _averaged(self, done: Future[list[Tensor]], host: Tensor, parts: list[tuple[int, Tensor]]) -> Tensor:
-        """Give the mean, also in `host`; to its parts goes the momentum that the optimizer leaves out."""
+        """Returns the mean, which `host` also holds, after adding the momentum to its `parts`."""
         (buffer,) = done.wait()
         is_finite = not (self._has_state or self._momentum) or bool(torch.isfinite(host).all())
         self._counts = self._counts and is_finite
@@ -169,7 +171,7 @@ class CommHook:
     def _end_step(self) -> None:
         self._is_in_step = self._is_first = False
         self._compressor.end_step(self._counts)
-        if self._counts:  # else one of its buckets was not finite, and whoever scales the loss skips it
+        if self._counts:  # else a bucket was not finite, and the loss scaler skips the step
             self._velocity.update(self._next_velocity)
         self._next_velocity.clear()
         self._counts = True
@@ -182,16 +184,19 @@ def comm_hook(
     topk_ratio: float = 0.01,
     topk_momentum: float = 0.0,
 ) -> CommHook:
-    """Make a hook for `torch.nn.parallel.DistributedDataParallel.register_comm_hook(None, hook)`.
+    """Returns a hook for `torch.nn.parallel.DistributedDataParallel.register_comm_hook(None, hook)`.
 
     Args:
-        compression: What gradients travel as between hosts: "none", "fp16", "bf16", "int8" or "topk".
-        process_group: The group that the model was wrapped with; default: the world. Must be one of smdp.
-        topk_ratio: Part of a bucket that "topk" sends.
-        topk_momentum: Momentum correction of "topk": the optimizer's momentum, which it must then not apply.
+        compression: The format in which float32 gradients travel between hosts: "none", "fp16", "bf16",
+            "int8" or "topk".
+        process_group: The group that the model was wrapped with, which must use the backend "smdp". Default:
+            the default group.
+        topk_ratio: The fraction of a bucket that "topk" sends.
+        topk_momentum: The momentum that "topk" applies. Set it to the optimizer's momentum, and set the
+            optimizer's to 0.
 
     Raises:
-        ValueError: The group is not one of smdp, `compression` is unknown, or a figure is no number or out
+        ValueError: The group does not use the backend "smdp", `compression` is unknown, or a number is out
             of range.
 
     Example:
@@ -201,12 +206,12 @@ def comm_hook(
     group = process_group or dist.group.WORLD
     if not isinstance(group, ProcessGroupSmdp):
         if group is None:
-            cure = "call init_process_group('smdp') before"
+            cure = "Call init_process_group('smdp') first."
         elif isinstance(group, dist.ProcessGroup):
-            cure = "pass process_group=..., the one that the model was wrapped with"
+            cure = "Pass the group that the model was wrapped with as process_group."
         else:
-            cure = f"got {shown(group)}, as of a rank that is no member"
-        raise ValueError(f"smdp.torch.comm_hook needs a group of the backend 'smdp': {cure}")
+            cure = f"It got {shown(group)}, which new_group() returns on ranks outside the group."
+        raise ValueError(f"[smdp] smdp.torch.comm_hook needs a group of the backend 'smdp'. {cure}")
     compressor = _core.GradientCompressor(compression, topk_ratio, topk_momentum)
     watch()
     has_state = compression in ("int8", "topk")

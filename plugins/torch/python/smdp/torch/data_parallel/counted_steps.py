@@ -1,4 +1,4 @@
-"""Counts the steps of torch's own reducer, for `smdp.stats()` and traces."""
+"""Counts the steps of torch's reducer for `smdp.stats()` and traces."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from smdp.torch.process_group.work import HandleWork
 _DEFAULT = -1.0  # the group's timeout
 _MAX = REDUCTIONS[hash(torch.distributed.ReduceOp.MAX)]
 
-# Models of this process: made in the same order on all ranks.
+# Numbers the models of this process, which are created in the same order on all ranks.
 _numbers = itertools.count()
 
 
 class Told:
-    """What each rank computed since its last step, told to all others beside the buckets.
+    """Tells all ranks how long each of them has computed since its last step.
 
     Args:
-        group: Which averages the gradients.
+        group: The group that averages the gradients.
     """
 
     def __init__(self, group: _core.Group) -> None:
@@ -33,11 +33,11 @@ class Told:
         self._seconds = torch.zeros(group.size, dtype=torch.float64)
 
     def set(self, seconds: float) -> None:
-        """Take this rank's, before what `start` waits for arrives."""
+        """Sets this rank's seconds, before the arrival passed to `start()`."""
         self._seconds[self._group.rank] = seconds
 
     def start(self, arrival: _core.Arrival | None) -> None:
-        """Start to tell, when `arrival` has come; None: at once. Collective."""
+        """Starts the exchange after `arrival`, or at once if it is None. Collective."""
         pointer = self._seconds.data_ptr()
         shape = self._seconds.shape
         dtype = DTYPES[torch.float64]
@@ -45,7 +45,7 @@ class Told:
         self._work = HandleWork((handle,), [self._seconds], self._seconds)
 
     def seconds(self) -> list[float]:
-        """Give them by rank of the world.
+        """Waits for the exchange and returns the seconds by rank in the world.
 
         Raises:
             smdp.SmdpError: The group has failed.
@@ -59,13 +59,14 @@ class Told:
 
 
 class CountedSteps:
-    """The steps of one model.
+    """Counts the steps of one model.
 
-    A step waits from the end of backward until torch's reducer has all buckets back. The autograd engine
-    calls in the order in which it was asked to, and the reducer asks last.
+    The waiting time of a step begins at the end of backward and ends when torch's reducer has received all
+    buckets. The autograd engine runs its callbacks in the order of their registration, and the reducer
+    registers last.
 
     Args:
-        group: Name of the group that averages the gradients.
+        group: The name of the group that averages the gradients.
     """
 
     def __init__(self, group: str) -> None:
@@ -75,16 +76,16 @@ class CountedSteps:
         self._task = -1
 
     def seconds_computed(self) -> float:
-        """Say what this rank computed since its last step; 0 in the first one, which has no beginning."""
+        """Returns the seconds that this rank has computed since its last step, 0 in the first step."""
         seconds = _core.seconds_computed(time.monotonic_ns())
         return seconds if self._number else 0.0
 
     def count(self, size: int, told: Told | None = None) -> None:
-        """Count the backward that runs as a step, once it is over; outside of one, nothing.
+        """Counts the running backward as a step when it ends. Outside a backward it does nothing.
 
         Args:
-            size: Bytes of its gradients.
-            told: What the ranks computed, if that is known.
+            size: The size of its gradients in bytes.
+            told: The exchange of computing times in this step, if there is one.
         """
         task = torch._C._current_graph_task_id()
         if task in (-1, self._task):
@@ -101,7 +102,7 @@ class CountedSteps:
     def _end(self, size: int, told: Told | None, begin: int) -> None:
         seconds = [] if told is None else told.seconds()
         end = time.monotonic_ns()
-        # A device computes until its last values come.
+        # A device computes until its last values arrive.
         begin = max(begin, arrivals.last_ns())
         _core.count_reduced_step(self._name, self._number, size, self._last_end, begin, end, seconds)
         self._number += 1
@@ -109,10 +110,10 @@ class CountedSteps:
 
 
 def _call_back(function: Callable[[], None]) -> None:
-    """Have a function called when backward is over, after those that were asked for before."""
+    """Calls a function at the end of backward, after those registered before."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def bytes_of(tensors: list[Tensor]) -> int:
-    """Give how many bytes tensors have."""
+    """Returns the total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -33,47 +33,49 @@ from smdp.torch.data_parallel.supported_modules import (
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 _NO_COMM_HOOKS = (
-    "smdp.torch.DistributedDataParallel takes no comm hooks: use compression=, or hooks with "
-    "torch.nn.parallel.DistributedDataParallel on smdp"
+    "[smdp] smdp.torch.DistributedDataParallel does not support comm hooks for a module on the CPU. Use"
+    " compression=..., or use torch.nn.parallel.DistributedDataParallel with the backend 'smdp'."
 )
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):
-    """Data parallel training: averages gradients over the ranks of a group while backward runs.
+    """Averages the gradients of a module over the ranks of a group while backward runs.
 
-    A subclass of torch's class with the same arguments, state dict, `no_sync` and `join`. Without compression
-    it trains to the same bits as torch's own over smdp; the page on data parallel training has the limits of
-    that. Parameters that some ranks do not use need no option.
-    Modules on a GPU are left to torch's own reducer, which fuses on the device; its buckets travel by smdp,
-    with `compression` by `comm_hook`.
+    This is a subclass of `torch.nn.parallel.DistributedDataParallel` with the same arguments, state dict,
+    `no_sync` and `join`. Without compression, training gives the same bits as torch's DDP over smdp; the page
+    on data parallel training lists the exceptions. Parameters that some ranks do not use need no option.
+    Modules on a GPU keep torch's reducer, which fuses gradients on the device. smdp transfers its buckets and
+    compresses them with `comm_hook` if `compression` is set.
 
     Args:
-        module: The module, the same on all ranks.
-        *args: As torch's, after `module`.
-        compression: What float32 gradients travel as between hosts: "none", "fp16", "bf16", "int8" or "topk".
-            Within a host nothing is compressed.
-        bucket_cap_mb: Most MiB of a fusion buffer, default 25; the cost model may choose less.
-        topk_ratio: Part of the gradient that "topk" sends.
-        topk_momentum: Momentum correction of "topk": the optimizer's momentum, which it must then not apply.
-        **kwargs: As torch's. `find_unused_parameters`, `gradient_as_bucket_view` and `batched_grad_copy` are
-            accepted and not needed; `static_graph` is, where parameters get their gradients several times in
-            a backward, as by reentrant checkpoints.
+        module: The module to train. It must be the same on all ranks.
+        *args: The remaining positional arguments of torch's class.
+        compression: The format in which float32 gradients travel between hosts: "none", "fp16", "bf16",
+            "int8" or "topk". Gradients are never compressed within a host.
+        bucket_cap_mb: The largest size of a fusion buffer in MiB; 25 by default. The cost model may choose
+            smaller buffers.
+        topk_ratio: The fraction of the gradient that "topk" sends.
+        topk_momentum: The momentum that "topk" applies. Set it to the optimizer's momentum, and set the
+            optimizer's to 0.
+        **kwargs: The keyword arguments of torch's class. `find_unused_parameters`, `gradient_as_bucket_view`
+            and `batched_grad_copy` are accepted but not needed. `static_graph` is needed if a parameter
+            receives its gradient several times in a backward, for example with reentrant checkpointing.
 
     Raises:
-        ValueError: The group is not one of smdp (of a module on a GPU without compression it may be any), or
-            an argument is not supported.
-        smdp.MismatchError: The ranks' modules differ; the message names the first difference.
+        ValueError: An argument is not supported, or the group does not use the backend "smdp". Any backend
+            works for a module on a GPU without compression.
+        smdp.MismatchError: The modules differ between ranks. The message names the first difference.
 
     Example:
         >>> model = smdp.torch.DistributedDataParallel(model, compression="bf16")  # doctest: +SKIP
     """
 
-    # For what the base calls before they are set.
+    # Defaults, because the base class calls methods that read these before __init__ sets them.
     _hooks: GradientHooks | None = None
     _hook_options: dict[str, Any] | None = None
     _comm_hook: CommHook | None = None  # of a module on a GPU
     _wire: dict[str, Any] | None = None
-    _steps: CountedSteps | None = None  # of torch's reducer, where no hook counts them
+    _steps: CountedSteps | None = None  # counts the steps of torch's reducer, unless a comm hook does
     _frozen: Sequence[tuple[str, nn.Parameter]] = ()
 
     def __init__(
@@ -105,7 +107,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         synchronises = given.arguments.pop("init_sync", True)
         if is_on_cpu:
             refuse_what_only_torch_has(given.arguments)
-        # Ranks compare lists of named parameters first: what torch says of shapes names none.
+        # smdp compares the parameters first, because its error names the parameter and torch's does not.
         given.arguments["init_sync"] = synchronises and not is_on_cpu
         options: dict[str, Any] = {
             "compression": compression,
@@ -118,7 +120,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             if is_on_cpu:
                 refuse_what_takes_gradients(module, _is_averaged_by_torch)
             if is_on_cpu and not any(parameter.requires_grad for parameter in module.parameters()):
-                # torch refuses it; ranks that have something to train must hear of it, and not wait.
+                # torch refuses such a module. An empty reducer fails on the other ranks instead of hanging.
                 GradientHooks(group.core, [], lambda: False, **options)
         self._hook_options = options if is_on_cpu else None
         super().__init__(*given.args[1:], **given.kwargs)
@@ -149,17 +151,17 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             )
 
     def _hook_wire(self) -> None:
-        """Have the buckets of torch's reducer compressed, and its steps counted."""
+        """Registers the hook that compresses torch's buckets, or counts its steps if there is none."""
         if self._wire is not None:
             self._comm_hook = comm_hook(process_group=self.process_group, **self._wire)
             super().register_comm_hook(None, self._comm_hook)
         elif self._hook_options is None and isinstance(self.process_group, ProcessGroupSmdp):
-            # No hook: it would add passes over buckets, round means of half precision elsewhere, divide
-            # by all ranks in join(), too, and be the only one that the user could have.
+            # A hook would cost passes over the buckets, round half precision differently, divide by all
+            # ranks in join(), and keep the user from registering one.
             self._steps = CountedSteps(self.process_group.core.name)
 
     def _count_steps(self, output: Any) -> None:
-        """Have a backward through this output counted as a step of torch's reducer."""
+        """Counts a backward through this output as a step of torch's reducer."""
         steps = self._steps
         if steps is None or not self.require_backward_grad_sync or torch.compiler.is_compiling():
             return
@@ -181,10 +183,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         check_none_is_new(self.module, self._hooks.parameters, self.parameters_to_ignore)
 
     def _ddp_init_helper(self, *args: Any, **kwargs: Any) -> None:
-        """Makes torch's reducer; on the CPU only what stands in for it.
+        """Creates torch's reducer for a GPU, and a stand-in for it on the CPU.
 
-        torch's keeps buffers as large as the model and hooks on every parameter. Where there are many, making
-        it takes seconds.
+        torch's reducer keeps buffers as large as the model and a hook on every parameter, and takes seconds
+        to create for a large model.
         """
         if self._hook_options is None:
             super()._ddp_init_helper(*args, **kwargs)
@@ -193,7 +195,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._passing_sync_batchnorm_handle(self.module)
 
     def _make_hooks(self) -> GradientHooks:
-        """Builds the gradient reducer. All ranks call it; a copy of a model does when it first trains."""
+        """Returns the gradient hooks, which the first call creates on all ranks.
+
+        A copied model creates its own when it first trains.
+        """
         if self._hooks is None:
             assert self._hook_options is not None
             averaged = [
@@ -217,23 +222,22 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return self._hooks
 
     def __getstate__(self) -> dict[str, Any]:
-        """As torch's; what averages gradients stays behind."""
+        """Returns torch's state without the objects that average gradients."""
         others = [one for one in self._comm_hooks if one[0] is not self._comm_hook]
         left = {"_hooks": None, "_comm_hook": None, "_comm_hooks": others, "_frozen": (), "_steps": None}
         return {**super().__getstate__(), **left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As torch's; a copy compresses as the original does."""
+        """Restores torch's state. A copy compresses gradients like the original."""
         if state["_hook_options"] is None:
             super().__setstate__(state)
-        else:  # where the graph is static, torch tells its own reducer and logger
+        else:  # with static_graph, torch would call its own reducer and logger
             self.logger = None
             super().__setstate__({**state, "static_graph": False})
             self.static_graph = state["static_graph"]
         self._hook_wire()
 
     def _set_static_graph(self) -> None:
-        """As torch's."""
         if self._hook_options is None:
             super()._set_static_graph()
             return
@@ -246,16 +250,18 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             super()._set_ddp_runtime_logging_sample_rate(sample_rate)
 
     def explain(self) -> str:
-        """Say which fusion buffers there are, how large, and why."""
+        """Returns a description of the fusion buffers: how many there are, their sizes, and the reason."""
         if self._hook_options is None:
             return "torch's reducer is in use"
         return self._make_hooks().reducer.explain()
 
     def rescale_residuals(self, factor: float) -> None:
-        """Tell compression that the loss scale has been multiplied by `factor`.
+        """Multiplies the values that compression keeps for later steps by `factor`.
+
+        Call it on all ranks after the loss scale has been multiplied by `factor`; `follow()` does so.
 
         Raises:
-            ValueError: It is not a number above 0.
+            ValueError: `factor` is not a finite number above 0.
         """
         check_factor(factor)
         if self._comm_hook is not None:
@@ -264,62 +270,65 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._make_hooks().rescale(factor)
 
     def residuals(self) -> dict[str, Any]:
-        """Give what "int8" and "topk" keep for later steps, for a checkpoint of this rank; all ranks call it.
+        """Returns the values that "int8" and "topk" keep for later steps, for this rank's checkpoint.
 
-        With it, training goes on from the checkpoint as if it had not been interrupted. It is up to three
-        times as large as this rank's part of the gradients.
+        All ranks must call it. With `load_residuals()`, training continues from the checkpoint as if it had
+        not been interrupted. The result is up to three times as large as this rank's shard of the gradients.
 
         Returns:
-            Tensors and plain values, which `torch.save` writes; empty where nothing is ever kept, and of a
-            module on a GPU, whose residuals stay behind.
+            A dict of tensors and plain values that `torch.save` can write. It is empty for other kinds of
+            compression and for a module on a GPU, whose residuals cannot be saved.
         """
         if self._hook_options is None or self._hook_options["compression"] not in ("int8", "topk"):
             return {}
         return copy_kept(self.process_group.core, self._make_hooks(), self._hook_options)
 
     def load_residuals(self, state: Mapping[str, Any]) -> None:
-        """Take what `residuals()` gave on the same rank, before the first step; all ranks call it.
+        """Restores the result of `residuals()` from the same rank.
+
+        All ranks must call it before the first step.
 
         Raises:
-            ValueError: It is of other ranks, hosts, parameters or compression. Nothing is changed then.
+            ValueError: `state` comes from a run with different ranks, hosts, parameters or compression. The
+                model is then left unchanged.
         """
         if self._hook_options is not None and state != {}:
             set_kept(self.process_group.core, self._make_hooks(), self._hook_options, state)
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:
-        """Have `rescale_residuals` called whenever a loss scaler's `update()` changes its scale.
+        """Calls `rescale_residuals` whenever `scaler.update()` changes the loss scale.
 
-        Neither a copy of this model nor one of the scaler follows.
+        Copies of this model or of the scaler are not connected.
         """
         follow(scaler, self)
 
     def gradient_hooks(self) -> GradientHooks:
-        """Returns what averages the gradients, for code that does not wait for them at the end of backward.
+        """Returns the gradient hooks, for callers that wait for gradients after the end of backward.
 
         Raises:
-            ValueError: Torch's reducer is in use, or the means need all gradients of the model.
+            ValueError: The model uses torch's reducer, top-k momentum or sparse gradients.
         """
         if self._hook_options is None:
             raise ValueError(
-                "[smdp] StepInForward needs a module on the CPU; torch's reducer is in use here."
+                "[smdp] StepInForward needs a module on the CPU, but this model uses torch's reducer."
             )
         if self._hook_options["topk_momentum"]:
             raise ValueError(
-                "[smdp] StepInForward cannot be used with topk_momentum, which needs all gradients."
+                "[smdp] StepInForward cannot be used with topk_momentum, which needs all gradients at once."
             )
         hooks = self._make_hooks()
         if hooks.sparse.indices:
             raise ValueError(
-                "[smdp] StepInForward cannot be used with sparse gradients, which need all gradients. Set"
-                " sparse=False."
+                "[smdp] StepInForward cannot be used with sparse gradients, which are averaged only at the"
+                " end of backward. Set sparse=False in the embeddings."
             )
         return hooks
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Refuse on the CPU: `compression` takes the place of hooks.
+        """Registers a communication hook with torch's reducer, for a module on a GPU.
 
         Raises:
-            RuntimeError: The module is on the CPU.
+            RuntimeError: The module is on the CPU, where `compression` replaces hooks.
         """
         if self._hook_options is not None:
             raise RuntimeError(_NO_COMM_HOOKS)
@@ -331,11 +340,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         super()._register_builtin_comm_hook(comm_hook_type)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Give what stands in for this module when a rank has run out of inputs."""
+        """Returns the hook with which a rank without inputs takes part in the steps of the other ranks."""
         if self._hook_options is None:
             return super().join_hook(**kwargs)
         if self._make_hooks().deferral is not None:
-            raise ValueError("[smdp] join() cannot be used with StepInForward: leave one of them out.")
+            raise ValueError("[smdp] join() cannot be used with StepInForward. Remove one of them.")
         self._divides_by_all = kwargs.get("divide_by_initial_world_size", True)
         return EmptySteps(self, self._make_hooks())
 
@@ -343,7 +352,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._hook_options is None:
             return super()._pre_forward(*inputs, **kwargs)
         if self._hooks is None and not (torch.is_grad_enabled() and self.require_backward_grad_sync):
-            return inputs, kwargs  # a copy that only looks at things, perhaps on one rank
+            return inputs, kwargs  # a copy that only evaluates, perhaps on one rank
         hooks = self._make_hooks()
         hooks.begin_forward()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
@@ -353,7 +362,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if work:
             work.wait()
             if not self._divides_by_all:
-                # The mean over all ranks becomes that over those which still have inputs: each gave a one.
+                # Turns the mean over all ranks into the mean over the ranks that still have inputs. Each of
+                # these contributed a one.
                 hooks.scale = self.process_group.size() / work.result()[0].item()
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
@@ -373,7 +383,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if torch.is_grad_enabled():
             self._is_armed = self.require_backward_grad_sync
         if self._is_armed and not torch.compiler.is_compiling():
-            # A second backward through this output counts, too; one through the module alone does not.
+            # A second backward through this output is averaged as well.
             tensors, is_all = tensors_in(output)
             found = [tensor for tensor in tensors if tensor.grad_fn is not None]
             self._hooks.watch_output(found)
@@ -382,11 +392,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return output
 
     def prepare_for_backward(self) -> None:
-        """Say that the next backward is to average gradients, where the forward could not know it."""
+        """Makes the next backward average gradients, for callers that decide after the forward."""
         self._is_armed = self.require_forward_param_sync = self.require_backward_grad_sync
 
     def _disarm(self) -> None:
-        # Nobody tells of a second backward where not all tensors of the output were found.
+        # If some tensors of the output were not found, only this flag notices a second backward.
         self._is_armed = self._is_armed and not self._is_visible
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Autograd's side of the core's gradient reducer: hands gradients over as backward produces them."""
+"""Hands gradients to the core's reducer as autograd produces them."""
 
 from __future__ import annotations
 
@@ -38,42 +38,46 @@ _NONE = -1
 
 
 class Deferral(Protocol):
-    """Takes gradients over at the end of backward, before they are means."""
+    """Takes the gradients over at the end of backward, before they are averaged."""
 
     def hold(self) -> None:
-        """Take them; deliver() gives each back, and the reducer's wait() ends the step."""
+        """Takes the gradients. `deliver()` returns each mean, and the reducer's `wait()` ends the step."""
 
     def settle(self) -> None:
-        """End the step before, if it has not ended."""
+        """Ends the previous step if it has not ended."""
 
 
 class GradientHooks:
-    """Averages `.grad` of parameters over a group at the end of every backward, while it runs.
+    """Averages the `.grad` of parameters over a group during every backward.
 
     Args:
         group: The core's group.
-        parameters: (name, parameter), the same list on all ranks; each requires a gradient and is on the CPU.
-        is_wanted: Asked when a gradient appears in a backward that no arm() was called in; False leaves
-            gradients alone (`no_sync`).
+        parameters: Pairs of name and parameter, in the same order on all ranks. Each parameter requires a
+            gradient and is on the CPU.
+        is_wanted: Called when a gradient appears in a backward without `arm()`. If it returns False, the
+            gradients are not averaged (`no_sync`).
         compression: "none", "fp16", "bf16", "int8" or "topk".
-        bucket_cap_mb: Most MiB of a fusion buffer.
-        topk_ratio: Part of the gradient that "topk" sends.
-        topk_momentum: Momentum correction of "topk"; plain momentum of what it does not code.
-        factor: Multiplies gradients before the sum; 0 gives the mean.
-        ended: Called at the end of every backward through arm() or with gradients.
-        looked_for: Called before the first step goes on, and one in which a parameter has no gradient here.
-        is_static: Gradients may come several times in a backward, the same ones in every one.
-        sparse: Indices of parameters whose gradients may be sparse, the same on all ranks. None: those that
-            are sparse on some rank in the first step; what comes sparse later is made dense.
+        bucket_cap_mb: The largest size of a fusion buffer in MiB.
+        topk_ratio: The fraction of the gradient that "topk" sends.
+        topk_momentum: The momentum that "topk" applies, and the plain momentum of gradients that are sent
+            in full.
+        factor: Multiplies gradients before the sum; 0 computes the mean.
+        ended: Called at the end of every backward that was armed or produced gradients.
+        looked_for: Called before the first step ends, and before each step in which a parameter has no
+            gradient on this rank. It may raise to refuse the step.
+        is_static: Whether gradients may come several times in a backward, the same ones in every backward.
+        sparse: Indices of the parameters whose gradients may be sparse, the same on all ranks. With None,
+            these are the gradients that are sparse on some rank in the first step; all others are made
+            dense.
 
     Attributes:
-        scale: Multiplies what comes of it, 1 at first.
-        parameters: Those whose gradients are averaged, by index.
-        registered: (name, dtype, elements) of each, as the core knows them; they may be cast later.
-        repeated: Gradients that come several times in a backward.
-        shared: Which of the parameters other models average as well.
-        momentum: Of what the codec of "topk" does not see.
-        deferral: Who waits for the means instead of the end of backward; at first nobody.
+        scale: A factor for the averaged gradients, initially 1.
+        parameters: The parameters whose gradients are averaged, by index.
+        registered: Name, dtype and element count of each parameter at registration.
+        repeated: Tracks gradients that come several times in a backward.
+        shared: Tracks the parameters that other models average as well.
+        momentum: Momentum of the gradients that "topk" does not compress.
+        deferral: The object that waits for the means in place of the end of backward, initially None.
     """
 
     def __init__(
@@ -98,12 +102,12 @@ class GradientHooks:
         self._looked_for = looked_for
         self._is_first = True
         self.repeated = RepeatedGradients(is_static)
-        self._is_added: dict[int, None] = {}  # gradients that this backward has completed, in their order
-        self._has_come: set[int] = set()  # those that the reducer has been handed
-        self._touched: set[int] = set()  # that any backward has added to since the last step
-        self._left: set[int] = set()  # in this step: left over from before, and not touched since
-        self._backward = _NONE  # autograd's number of the one under way, which ends with finish()
-        self._root: Node | None = None  # where it came through the model's output
+        self._is_added: dict[int, None] = {}  # gradients completed by this backward, in order
+        self._has_come: set[int] = set()  # gradients handed to the reducer in this backward
+        self._touched: set[int] = set()  # gradients that a backward has added to since the last step
+        self._left: set[int] = set()  # gradients handed over in this step that no backward has added to
+        self._backward = _NONE  # autograd's id of the backward under way, until finish()
+        self._root: Node | None = None  # the node at which it passed the model's output
         is_coding = compression == "topk" and len(group.hosts) > 1
         is_coded = [is_coding and parameter.dtype is torch.float32 for parameter in self.parameters]
         self.momentum = UncodedMomentum(topk_momentum, is_coded)
@@ -128,32 +132,32 @@ class GradientHooks:
             check_rows_have_no_momentum(topk_momentum)
         self.reducer = self._make_reducer(described(self.registered, self.parameters, known))
         self.sparse = SparseGradients(known, self.parameters)
-        # What the core reads and writes until a step is over, whatever becomes of `.grad`: gradients, or
-        # copies of those that are not dense. After the reducer, which ends what is in flight before they go.
+        # Keeps the memory that the core reads and writes alive until the step ends, even if `.grad` is
+        # replaced. Assigned after the reducer, which ends its operations before this memory is freed.
         self._lent: dict[int, Tensor] = {}
         self._hooks = ParameterHooks(self.parameters, partial(_taking, weakref.ref(self)))
 
     def close(self) -> None:
-        """Takes the hooks away; done when another one takes over all parameters."""
+        """Removes the hooks, once another object takes over all parameters."""
         self._root = None
         self._hooks.remove()
         self.shared.leave()
 
     def begin_forward(self) -> None:
-        """Forgets a backward that has failed half-way."""
-        if torch._C._current_graph_task_id() == _NONE:  # what is left is of a backward that has failed
+        """Discards the state of a backward that failed midway."""
+        if torch._C._current_graph_task_id() == _NONE:  # no backward is running
             self._backward = _NONE
             self._root = None
 
     def reduce_nothing(self) -> None:
-        """Takes part in one step without any gradient, and throws the means away."""
+        """Takes part in one step without gradients and discards the means."""
         self.reducer.finish()
         self.sparse.send(self.reducer)
         self.reducer.wait()
         self.sparse.forget()
 
     def rescale(self, factor: float) -> None:
-        """Multiply what is kept from steps before: the loss scale has been multiplied by `factor`."""
+        """Multiplies the values kept from earlier steps by the change of the loss scale."""
         if self.deferral is not None:
             self.deferral.settle()
         self.reducer.rescale(factor)
@@ -165,25 +169,25 @@ class GradientHooks:
         return self.deferral is not None
 
     def hook_id(self, index: int) -> int:
-        """Returns the number that torch gave the hook of a parameter."""
+        """Returns torch's id of the hook on a parameter."""
         return self._hooks.id_of(index)
 
     def is_in_backward(self) -> bool:
-        """Returns whether the backward under way is one whose gradients are averaged here."""
+        """Returns whether this object averages the gradients of the innermost running backward."""
         return self._backward != _NONE and self._backward == torch._C._current_graph_task_id()
 
     def has_begun(self) -> bool:
-        """Returns whether a backward whose gradients are averaged here is under way, perhaps around this one.
+        """Returns whether this object averages the gradients of a running backward, perhaps an outer one.
 
-        Of several objects in one backward, the one that begins last also ends last. It then finds the means
-        of those that began before.
+        If several objects take part in one backward, the last to begin is the last to end, and then finds
+        the means of the others.
         """
         return self._backward != _NONE
 
     def arm(self) -> None:
-        """Say, within a backward, that its gradients are to be averaged at its end, if there are any.
+        """Averages the gradients of the running backward at its end.
 
-        Where checkpoints run a backward in a backward, the outer one counts.
+        If reentrant checkpointing runs a backward inside a backward, the outer one is meant.
         """
         number = torch._C._current_graph_task_id()
         if number == self._backward:
@@ -193,23 +197,27 @@ class GradientHooks:
         Variable._execution_engine.queue_callback(self._end_backward)
 
     def watch_output(self, tensors: Iterable[Tensor]) -> None:
-        """Averages the gradients of every backward through these tensors of the model's output."""
+        """Averages the gradients of every backward that passes these tensors of the model's output."""
         for tensor in tensors:
             tensor.register_hook(arming(weakref.ref(self)))
 
     def pass_on(self, grad: Tensor | None) -> Tensor | None:
-        """Arms at a gradient of the model's output, and marks it; None where nothing came of that output."""
+        """Arms the running backward at a gradient of the output.
+
+        Returns:
+            The gradient with a mark if a graph of it is recorded, else None.
+        """
         self.arm()
         if grad is None or not torch.is_grad_enabled():
             return None
         return self._marks.on(grad)
 
     def take(self, index: int, parameter: Tensor) -> None:
-        """Averages a gradient that backward has just completed, if it is wanted."""
+        """Starts averaging a gradient that backward has just completed, if it should be averaged."""
         self._touched.add(index)
         if self._backward == _NONE:
             if any(other.is_in_backward() for other, _ in self.shared.others(index)):
-                return  # it comes of the other model alone
+                return  # the gradient comes from the other model alone
             if not self._is_wanted() and not self._marks.are_passed():
                 return
             self.arm()
@@ -219,7 +227,7 @@ class GradientHooks:
             self.repeated.come_again(index, self.registered[index].name, is_sent=index in self._has_come)
             return
         self._is_added[index] = None
-        # Hooks that were registered later may yet change it, or use it up: then the end of backward takes it.
+        # A hook registered later may still change or consume the gradient; then the end of backward sends it.
         if parameter.grad is not None and self.is_last(index) and not self._may_come_again(index):
             try:
                 self.hand_over(index, parameter)
@@ -229,14 +237,14 @@ class GradientHooks:
                 raise
 
     def _may_come_again(self, index: int) -> bool:
-        """Returns whether this gradient, or what is known of it, may change before the end of backward."""
+        """Returns whether this gradient, or its layout, may change before the end of backward."""
         return self._learns_sparse or self.repeated.may_come_again(index)
 
     def is_last(self, index: int) -> bool:
-        """Returns whether no hook of the parameter that may change its gradient comes after this object's."""
+        """Returns whether no later hook on the parameter can change its gradient."""
         if not (after := self._hooks.after(index)):
             return True
-        # Those of other models that share the parameter do not change it before backward ends.
+        # The hooks of models that share the parameter do not change it before backward ends.
         theirs = {other.hook_id(number) for other, number in self.shared.others(index)}
         return all(one in theirs for one in after)
 
@@ -249,11 +257,11 @@ class GradientHooks:
                 or not any(one.requires_grad for one in self.parameters)
                 or not is_plain_backward(root)
             ):
-                # It was one for other gradients: torch.autograd.grad().
+                # torch.autograd.grad() asked for other gradients.
                 if self._ended is not None:
                     self._ended()
                 return
-            # The model was passed by, here; other ranks have gradients.
+            # No parameter was used on this rank, but other ranks may have gradients.
             if self.deferral is not None:
                 self.deferral.settle()
         if self._ended is not None:
@@ -279,7 +287,7 @@ class GradientHooks:
 
         Args:
             index: The parameter's.
-            parameter: Whose gradient it is.
+            parameter: The parameter itself.
             is_used: Whether this rank has added to the gradient since the last step.
         """
         grad = parameter.grad
@@ -297,23 +305,24 @@ class GradientHooks:
             self.sparse.give(index, grad)
             self.reducer.ready(index, 0, is_used=is_used)
             return
-        # The order of elements in memory is that of the parameter, on all ranks, and so are their signs.
+        # All ranks must send the elements in the parameter's memory order, with no lazy sign or conjugation.
         if not has_same_order(grad, parameter) or grad.is_conj() or grad.is_neg():
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
         elif not is_used or any(other.has_begun() for other, _ in self.shared.others(index)):
-            # Nobody's use leaves a gradient as it is. Others that average it need what this rank has of it.
+            # If no rank has used the parameter, its gradient must stay as it is. Other models that average
+            # it need this rank's own values.
             grad = grad.clone()
         self._lent[index] = grad
         self.reducer.ready(index, grad.data_ptr(), is_used=is_used)
 
     def _send(self) -> None:
-        """Hands over what backward has left, and ends this rank's part of the step."""
+        """Hands over the remaining gradients and ends this rank's part of the step."""
         self._backward = _NONE
         if self._looked_for is not None and (len(self._is_added) < len(self.parameters) or self._is_first):
             try:
                 self._looked_for()
             except RuntimeError as error:
-                if self._has_come:  # a step that nobody can end
+                if self._has_come:  # other ranks are waiting in this step
                     self.reducer.abort(str(error).removeprefix("[smdp] "))
                 raise
         self._is_first = False
@@ -328,10 +337,10 @@ class GradientHooks:
             held = [index for index in self._is_added if index not in self._has_come]
             for index in itertools.chain(held, range(len(self.parameters))):
                 parameter = self.parameters[index]
-                # Left by an earlier backward, and not touched by this one, unless it was held.
+                # Either a later hook delayed the gradient, or an earlier backward left it.
                 if index not in self._has_come and parameter.grad is not None:
-                    # What is averaged already stays so where no rank has used the parameter since, but for
-                    # what a codec has kept of it; else it belongs to the mean.
+                    # A gradient that is averaged already must not be averaged again unless some rank has
+                    # added to it since.
                     is_used = index in self._touched or self.deferral is not None
                     self.hand_over(index, parameter, is_used=is_used)
                     if not is_used:
@@ -341,7 +350,7 @@ class GradientHooks:
         self._touched.clear()
 
     def _learn_sparse(self) -> None:
-        """Finds out which gradients are sparse; all ranks do so in the first step, before any is sent."""
+        """Determines which gradients are sparse. All ranks do so in the first step, before any is sent."""
         self._learns_sparse = False
         found = sparse_on_any_rank(self.reducer, [parameter.grad for parameter in self.parameters])
         if found:
@@ -349,14 +358,16 @@ class GradientHooks:
             self.sparse = SparseGradients(found, self.parameters)
 
     def deliver(self, index: int, grad: Tensor | None) -> Tensor | None:
-        """Completes a gradient that the reducer has averaged, without recording it.
+        """Returns the mean of a gradient after the reducer has averaged it.
+
+        Call it with gradient recording off.
 
         Args:
-            index: The parameter's.
-            grad: What it was before; None if this rank had none, which needs the end of the reducer's step.
+            index: The parameter's index.
+            grad: This rank's gradient. If it is None, the reducer's step must have ended.
 
         Returns:
-            The mean; None where no rank had one.
+            The mean, or None if no rank had a gradient.
         """
         lent = self._lent.pop(index, None)
         if index in self._left and not self.reducer.is_used(index):
@@ -374,11 +385,11 @@ class GradientHooks:
         return grad if self.scale == 1.0 else grad.mul_(self.scale)
 
     def use_all(self) -> None:
-        """Take all gradients that are there for used in this step, whoever has put them there."""
+        """Counts all existing gradients as used in this step, even those that no backward produced."""
         self._touched.update(range(len(self.parameters)))
 
     def finish(self) -> None:
-        """Waits until the gradients that this backward has produced on any rank are averages."""
+        """Waits until the gradients that this backward produced on any rank are averaged."""
         try:
             self._send()
             with ranged("wait for gradients"):

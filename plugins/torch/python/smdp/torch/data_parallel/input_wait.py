@@ -1,4 +1,4 @@
-"""Counts the time that training waits for its DataLoader, for `smdp.stats()` and traces."""
+"""Counts the time that training waits for its DataLoader for `smdp.stats()` and traces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from smdp import _core
 
 _is_counting = True
-# What stood there, and what stands there now.
+# The original method and its replacement, while waits are timed.
 _taught: tuple[Any, Any] | None = None
 
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Leave out what is waited for within: batches for an evaluation."""
+    """Does not count the waits within the context, for example those of an evaluation."""
     global _is_counting
     before, _is_counting = _is_counting, False
     try:
@@ -29,7 +29,7 @@ def uncounted() -> Iterator[None]:
 
 
 def watch() -> None:
-    """Time every wait for a batch of any DataLoader of this process, from now on."""
+    """Starts timing every wait for a batch from any DataLoader of this process."""
     global _taught
     if _taught is not None:
         return
@@ -49,7 +49,7 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Give DataLoader back as it was; what somebody else has put over it since stays, and counts nothing."""
+    """Stops timing and restores DataLoader, unless other code has patched it since."""
     global _taught
     if _taught is not None and _BaseDataLoaderIter.__next__ is _taught[1]:
         _BaseDataLoaderIter.__next__ = _taught[0]

@@ -1,4 +1,4 @@
-"""What stands in for a module in `join()` when its rank has run out of inputs."""
+"""Steps in `join()` of a rank that has run out of inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 
 
 class EmptySteps(JoinHook):
-    """Takes part in the others' steps with gradients that count as zero."""
+    """Takes part in the steps of the other ranks with gradients that count as zero."""
 
     def __init__(self, ddp: TorchDistributedDataParallel, hooks: GradientHooks) -> None:
         self._ddp = ddp
@@ -24,5 +24,5 @@ class EmptySteps(JoinHook):
             self._hooks.reduce_nothing()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Takes over the final model, once all ranks have run out of inputs."""
+        """Copies the final model to this rank once all ranks have run out of inputs."""
         self._ddp._sync_final_model(is_last_joiner)

@@ -1,4 +1,4 @@
-"""What compression keeps of gradients for later steps, as tensors for a checkpoint of this rank."""
+"""Saves and restores the parts of gradients that compression keeps for later steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = 3  # as GradientReducer::kKeptParts
 
 
 def copy_kept(group: _core.Group, hooks: GradientHooks, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is kept, by the parameter's name, and what it belongs to; what is zero is left out."""
+    """Returns the kept values by parameter name, without zeros, and a description of their run."""
     if hooks.deferral is not None:
         hooks.deferral.settle()
     coded: dict[str, dict[int, tuple[int, Tensor]]] = {}
@@ -39,10 +39,10 @@ def copy_kept(group: _core.Group, hooks: GradientHooks, options: Mapping[str, An
 def set_kept(
     group: _core.Group, hooks: GradientHooks, options: Mapping[str, Any], kept: Mapping[str, Any]
 ) -> None:
-    """Go on as after the steps that left it.
+    """Restores the result of `copy_kept()`.
 
     Raises:
-        ValueError: It belongs to something else, or is nothing that copy_kept() gives.
+        ValueError: `kept` belongs to a different run, or `copy_kept()` did not make it.
     """
     _check_form(kept)
     for name, value in _owner(group, hooks, options).items():
@@ -51,8 +51,8 @@ def set_kept(
             value, given = _first_difference(value, given)
         if given != value:
             raise ValueError(
-                f"[smdp] load_residuals(): {name} is {value!r} here and was {given!r} where they come from;"
-                " residuals belong to one way to train. Leave them out: training goes on with none."
+                f"[smdp] load_residuals(): {name} is {value!r} here, but was {given!r} when the residuals"
+                " were saved. Residuals fit only the run that they come from. Continue without loading them."
             )
     _check_parts(hooks, kept)
     for index, (name, _, count) in enumerate(hooks.registered):
@@ -69,13 +69,13 @@ def _check_form(kept: Any) -> None:
     is_whole = isinstance(kept, Mapping) and all(isinstance(kept.get(name), Mapping) for name in parts)
     if not is_whole or not all(_are_parts(one) for one in kept["coded"].values()):
         raise ValueError(
-            "[smdp] load_residuals() got something else than residuals() gives, which has 'of', 'coded' and"
-            " 'velocity'."
+            "[smdp] load_residuals() needs the result of residuals(), a dict with 'of', 'coded' and"
+            " 'velocity', but got something else."
         )
 
 
 def _are_parts(parts: Any) -> bool:
-    """Whether these are of the form that copy_kept() gives a parameter's."""
+    """Returns whether the parts of a parameter have the form that copy_kept() gives them."""
     return isinstance(parts, Mapping) and all(
         part in range(_PARTS)
         and isinstance(one, tuple | list)
@@ -97,15 +97,15 @@ def _check_parts(hooks: GradientHooks, kept: Mapping[str, Any]) -> None:
         for first, values in parts.values():
             if first + values.numel() > counts.get(name, 0):
                 raise ValueError(
-                    f"[smdp] load_residuals(): they have {first + values.numel()} elements of gradient"
-                    f" {name!r}, which has {counts.get(name, 0)} here."
+                    f"[smdp] load_residuals(): the residuals have {first + values.numel()} elements of"
+                    f" gradient {name!r}, which has {counts.get(name, 0)} here."
                 )
     for name, velocity in kept["velocity"].items():
         given = list(velocity.shape) if isinstance(velocity, Tensor) else type(velocity).__name__
         if given != shapes.get(name):
             raise ValueError(
-                f"[smdp] load_residuals(): they have a velocity of {given} for gradient {name!r}, which is"
-                f" {shapes.get(name, 'not there')} here."
+                f"[smdp] load_residuals(): the velocity of gradient {name!r} is {given} in the residuals and"
+                f" {shapes.get(name, 'missing')} here."
             )
 
 
@@ -116,15 +116,19 @@ def _owner(group: _core.Group, hooks: GradientHooks, options: Mapping[str, Any])
 
 
 def _first_difference(here: list[str], given: Any) -> tuple[Any, Any]:
-    """Give the first entries that differ, or twice None."""
+    """Returns the first pair of entries that differ, or (None, None)."""
     if not isinstance(given, list):
-        return f"{len(here)} of these", given
-    pairs = itertools.zip_longest(here, given, fillvalue="not there")
+        return f"a list of {len(here)}", given
+    pairs = itertools.zip_longest(here, given, fillvalue="missing")
     return next(((one, other) for one, other in pairs if one != other), (None, None))
 
 
 def _trimmed(values: Tensor) -> tuple[int, Tensor]:
-    """Leave out the zeros at both ends: of a fusion buffer a rank codes its own part only."""
+    """Removes the zeros at both ends, because a rank compresses only its own shard of a fusion buffer.
+
+    Returns:
+        The index of the first value, and the values.
+    """
     there = (values != 0).to(torch.uint8)
     first, behind = int(there.argmax()), values.numel() - int(there.flip(0).argmax())
     return first, values[first:behind].clone()

@@ -1,4 +1,4 @@
-"""A loss scaler's changes, told to those who keep gradients from step to step."""
+"""Passes changes of the loss scale on to objects that keep gradients from step to step."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 
 
 class Follower(Protocol):
-    """Keeps what belongs to one loss scale."""
+    """Keeps values that are proportional to the loss scale."""
 
     def rescale_residuals(self, factor: float) -> None:
-        """Hear that the loss scale has been multiplied by `factor`, a finite number above 0."""
+        """Multiplies these values by `factor`, a finite number above 0."""
 
 
-# In the order of the calls, the same on all ranks.
+# In the order of the calls to follow(), which is the same on all ranks.
 _followers: weakref.WeakKeyDictionary[torch.amp.GradScaler, weakref.WeakKeyDictionary[Follower, None]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def follow(scaler: torch.amp.GradScaler, follower: Follower) -> None:
-    """Call `follower.rescale_residuals(new / old)` after every `scaler.update()` that has changed the scale.
+    """Calls `follower.rescale_residuals(new / old)` after every `scaler.update()` that changes the scale.
 
-    Once per update, however often this is called. Neither keeps the other, and copies of the scaler, pickled
-    ones too, are what they would be without.
+    Repeated calls with the same follower have no effect. Neither object keeps the other alive. Copies of the
+    scaler, including pickled ones, are not followed.
 
     Raises:
-        TypeError: It is no loss scaler.
+        TypeError: `scaler` is not a loss scaler.
     """
     if not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"[smdp] follow() got a {type(scaler).__name__} in place of a torch.amp.GradScaler.")
@@ -41,22 +41,22 @@ def follow(scaler: torch.amp.GradScaler, follower: Follower) -> None:
 
 
 class _Followed(torch.amp.GradScaler):
-    """Stands before the class of a scaler that is followed."""
+    """The first base class of a scaler that is followed; the second is the scaler's own class."""
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """As the scaler's class, then tell the followers."""
+        """Updates the scale, then rescales the followers."""
         before = self.get_scale()
         super().update(*args, **kwargs)
         after = self.get_scale()
-        # After many overflows the scale is 0 for good.
+        # Many overflows can bring the scale to 0, where it stays.
         if after == before or not before > 0 or not 0 < after / before < math.inf:
             return
         for follower in list(_followers.get(self, ())):
             follower.rescale_residuals(after / before)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle as an object of the scaler's class."""
-        # Later protocols insist on the object's own class.
+        """Copies and pickles the object as one of the scaler's own class."""
+        # Later protocols require the object's class.
         function, arguments, *rest = super().__reduce_ex__(0)
         arguments = tuple(_class_of(one) for one in arguments)
         return (_class_of(function), arguments, *rest)
@@ -68,6 +68,6 @@ def _followed(base: type) -> type:
 
 
 def _class_of(value: Any) -> Any:
-    """Give the class before which a class of `_followed` stands; anything else as it is."""
+    """Returns the scaler's own class for a class made by `_followed`, and other values unchanged."""
     is_followed = isinstance(value, type) and issubclass(value, _Followed)
     return value.__bases__[1] if is_followed else value

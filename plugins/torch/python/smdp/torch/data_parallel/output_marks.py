@@ -1,4 +1,4 @@
-"""Marks on gradients of a model's output: they tell of a backward that comes later and passes those alone."""
+"""Marks on the gradients of a model's output, which detect a later backward through these gradients."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 
 class Arms(Protocol):
-    """What averages the gradients of a backward once it is told to."""
+    """Averages the gradients of a backward once it is armed."""
 
     def arm(self) -> None:
         """Averages the gradients of the backward under way."""
 
     def pass_on(self, grad: Tensor | None) -> Tensor | None:
-        """Takes note of a gradient of the model's output, and returns what takes its place, if anything."""
+        """Arms at a gradient of the model's output, and returns its replacement, if any."""
 
 
 class OutputMarks:
-    """Leaves, each one, that gradients of the output are multiplied with.
+    """Leaf tensors equal to 1 that the gradients of the output are multiplied by.
 
-    With `create_graph=True` there may be a backward of what comes of such a gradient, which does not pass the
-    output (a gradient penalty). It passes the leaf, whose hook arms.
+    With `create_graph=True`, as for a gradient penalty, there may be a second backward that starts from such
+    a gradient and does not pass the output. It reaches the leaf, whose hook arms it.
 
     Args:
-        hooks: What averages the gradients.
+        hooks: The object that averages the gradients, kept by a weak reference.
     """
 
     def __init__(self, hooks: Arms) -> None:
@@ -36,7 +36,7 @@ class OutputMarks:
         self._marks: dict[torch.dtype, tuple[Tensor, Node]] = {}
 
     def on(self, grad: Tensor) -> Tensor:
-        """Returns a gradient with a mark."""
+        """Returns the gradient multiplied by a mark."""
         if grad.dtype not in self._marks:
             leaf = torch.ones((), dtype=grad.dtype, device="cpu", requires_grad=True)
             leaf.register_post_accumulate_grad_hook(_marked(self._hooks))
@@ -49,7 +49,7 @@ class OutputMarks:
 
 
 def arming(hooks: weakref.ref[Arms]) -> Callable[[Tensor | None], Tensor | None]:
-    """Returns a hook for a tensor of the output."""
+    """Returns a hook for a tensor of the model's output, which arms the backward that reaches it."""
 
     def arm(grad: Tensor | None) -> Tensor | None:
         return None if (found := hooks()) is None else found.pass_on(grad)

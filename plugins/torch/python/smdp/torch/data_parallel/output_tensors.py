@@ -1,4 +1,4 @@
-"""The tensors in what a module returns: a backward through one of them is a step of the module."""
+"""Finds the tensors in the output of a module. A backward through one of them is a step of the module."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import torch
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils._pytree import tree_leaves
 
-# What is in an output without holding a tensor that has a gradient; a torch.Size is a tuple.
+# Leaves of an output that hold no tensor with a gradient. tuple is listed because of torch.Size.
 _PLAIN = (torch.Tensor, complex, float, int, str, bytes, tuple, Enum, torch.dtype, torch.device, torch.layout)
 
 
 def tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
-    """Returns the tensors of an output, and whether every object of an unknown class in it has some.
+    """Returns the tensors of an output, and whether the search was complete.
 
-    They are looked for as torch does, and in objects of other classes.
+    The search covers the containers that torch's DDP searches, and the attributes of other objects. It is
+    incomplete if such an object has no tensors that it finds.
     """
     found = {id(tensor): tensor for tensor in _find_tensors(output)}
     is_all = True
@@ -30,7 +31,7 @@ def tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
 
 
 def _tensors_of(holder: Any, depth: int = 3) -> list[torch.Tensor]:
-    """Those that an object or what it holds has as attributes: distributions, caches of keys and values."""
+    """Returns the tensors in an object's attributes and theirs, as in distributions or key-value caches."""
     held = tree_leaves(list(getattr(holder, "__dict__", {}).values()))
     tensors = [one for one in held if isinstance(one, torch.Tensor)]
     if depth > 1:

@@ -1,4 +1,4 @@
-"""torch's hooks on parameters, which run when a gradient has been added up."""
+"""Hooks on parameters, which torch calls when a gradient has been accumulated."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 
 class ParameterHooks:
-    """One hook on each parameter, until this object is gone.
+    """One hook on each parameter, for as long as this object lives.
 
     Args:
         parameters: The parameters.
-        hook_of: Returns the hook of the parameter with an index. The parameter keeps it where no garbage
-            collector sees it, so it must not keep what it calls.
+        hook_of: Returns the hook for the parameter with an index. The garbage collector cannot see the
+            parameter's reference to it, so the hook must refer to its target weakly.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class ParameterHooks:
         self.remove = weakref.finalize(self, _remove, self._handles)
 
     def id_of(self, index: int) -> int:
-        """Returns the number that torch gave the hook of a parameter."""
+        """Returns torch's id of the hook on a parameter."""
         number: int = self._handles[index].id
         return number
 
     def after(self, index: int) -> list[int]:
-        """Returns the numbers of the hooks that come after this object's hook of a parameter."""
+        """Returns torch's ids of the hooks that run after this object's hook on a parameter."""
         hooks = getattr(self._parameters[index], "_post_accumulate_grad_hooks", None)
         own = self.id_of(index)
         if not hooks or next(reversed(hooks)) == own:
@@ -42,7 +42,7 @@ class ParameterHooks:
         return list(takewhile(lambda one: one != own, reversed(hooks)))
 
     def move_last(self, index: int) -> None:
-        """Puts the hook of a parameter behind all others that it has."""
+        """Moves the hook on a parameter behind all others."""
         self._handles[index].remove()
         self._handles[index] = self._register(index)
 

@@ -1,4 +1,4 @@
-"""Tells a plain `backward()` from one for some gradients alone."""
+"""Distinguishes a plain `backward()` from one that computes only some gradients."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from torch.autograd.graph import Node
 
 
 def is_plain_backward(root: Node) -> bool:
-    """Returns whether the backward under way is that of a plain `backward()`, with gradients for all leaves.
+    """Returns whether the running backward is a plain `backward()`, which computes all leaves' gradients.
 
-    Those of `torch.autograd.grad()` and of `backward(inputs=...)` are for some alone, and leave nothing to
-    average, whatever else is behind `root`.
+    `torch.autograd.grad()` and `backward(inputs=...)` compute only some gradients.
+
+    Args:
+        root: A node of the graph. The leaves behind it are examined.
     """
     nodes, seen, is_found = [root], {root}, False
     while nodes:
@@ -19,7 +21,7 @@ def is_plain_backward(root: Node) -> bool:
             try:
                 if not torch._C._will_engine_execute_node(node):
                     return False
-            except RuntimeError:  # torch.autograd.grad() wants its gradient
+            except RuntimeError:  # torch.autograd.grad() asked for this gradient
                 return False
             is_found = True
         behind = {one for one, _ in node.next_functions if one is not None} - seen

@@ -1,4 +1,4 @@
-"""What may be asked of gradient reduction, checked before anything is made of it."""
+"""Checks of the options for gradient reduction."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ def check_reducer_options(
     topk_ratio: float = 0.01,
     topk_momentum: float = 0.0,
 ) -> None:
-    """Refuse wrong options of the gradient reducer before anything is made of them.
+    """Checks the options of the gradient reducer.
+
+    Args:
+        owner: The class or function that received the options, for the message.
+        compression: "none", "fp16", "bf16", "int8" or "topk".
+        bucket_cap_mb: A size in MiB, or None.
+        topk_ratio: A number above 0 and at most 1.
+        topk_momentum: A number of at least 0 and below 1; not 0 for "topk" only.
 
     Raises:
-        ValueError: One is wrong; the message begins with the owner.
+        ValueError: An option is out of range.
     """
     if compression not in COMPRESSIONS:
         allowed = ", ".join(COMPRESSIONS)
@@ -42,33 +49,33 @@ def check_reducer_options(
         )
     if topk_momentum and compression != "topk":
         raise ValueError(
-            f"[smdp] {owner}: topk_momentum is {topk_momentum!r} with compression {compression!r}; it takes"
-            " the place of the optimizer's momentum for 'topk' only. Leave it out, and give the optimizer its"
-            " momentum."
+            f"[smdp] {owner}: topk_momentum is {topk_momentum!r} with compression {compression!r}, but it"
+            " replaces the optimizer's momentum for 'topk' only. Remove it and set the momentum in the"
+            " optimizer."
         )
 
 
 def check_rows_have_no_momentum(topk_momentum: float) -> None:
-    """Refuses momentum correction where there are sparse gradients.
+    """Checks that a model with sparse gradients uses no momentum correction.
 
     Raises:
-        ValueError: It is not 0.
+        ValueError: `topk_momentum` is not 0.
     """
     if topk_momentum:
         raise ValueError(
-            f"[smdp] topk_momentum is {topk_momentum!r}, but some gradients are sparse, and a momentum would"
-            " keep all of their rows. Leave it out, or set sparse=False in the embeddings."
+            f"[smdp] topk_momentum is {topk_momentum!r}, but some gradients are sparse, and momentum would"
+            " make all of their rows nonzero. Remove topk_momentum, or set sparse=False in the embeddings."
         )
 
 
 def check_factor(factor: float) -> None:
-    """Refuse what no loss scale can be multiplied by.
+    """Checks a factor for the loss scale.
 
     Raises:
-        ValueError: It is not a number above 0.
+        ValueError: `factor` is not a finite number above 0.
     """
     if not (_is_number(factor) and 0 < factor < math.inf):
-        raise ValueError(f"[smdp] rescale_residuals({factor!r}): the factor must be a number above 0.")
+        raise ValueError(f"[smdp] rescale_residuals({factor!r}): the factor must be a finite number above 0.")
 
 
 def _is_number(value: object) -> bool:

@@ -4,51 +4,52 @@ from __future__ import annotations
 
 
 class RepeatedGradients:
-    """Learns in the first backward which gradients come again, so that later ones wait for the last time.
+    """Learns in the first backward which gradients come several times, so that later ones wait for the last.
 
     Args:
-        is_static: Gradients may come again, the same ones in every backward.
+        is_static: Whether gradients may come several times, the same ones in every backward.
 
     Attributes:
-        is_static: The same; it may be set before the first backward.
+        is_static: The argument. It may be changed before the first backward.
     """
 
     def __init__(self, is_static: bool) -> None:
         self.is_static = is_static
         self._seen: set[int] = set()  # in this backward
-        self._known: set[int] | None = None  # in those before; None before the first
+        self._known: set[int] | None = None  # in earlier ones; None before the first
 
     def may_come_again(self, index: int) -> bool:
         """Returns whether a gradient may come again before the end of backward."""
         return self.is_static and (self._known is None or index in self._known)
 
     def come_again(self, index: int, name: str, *, is_sent: bool) -> None:
-        """Takes note of a gradient that comes again.
+        """Records a gradient that comes again in this backward.
 
         Args:
-            index: The parameter's.
-            name: The parameter's.
-            is_sent: The reducer has been handed the gradient.
+            index: The parameter's index.
+            name: The parameter's name, for the message.
+            is_sent: Whether the reducer already has the gradient.
 
         Raises:
-            RuntimeError: It must not come again, or it has been handed over already.
+            RuntimeError: The gradient may not come again, or the reducer already has it.
         """
         if self.is_static and not is_sent:
             self._seen.add(index)
             return
         if self.is_static:
             raise RuntimeError(
-                f"[smdp] the gradient of parameter {name!r} came more often than in"
-                " the first backward: with static_graph=True they must be alike."
+                f"[smdp] parameter {name!r} received its gradient more often than in the first backward."
+                " With static_graph=True every backward must be alike."
             )
         raise RuntimeError(
-            "[smdp] a parameter got its gradient twice in one backward (reentrant checkpointing or a "
-            "shared graph: use torch.utils.checkpoint with use_reentrant=False, or static_graph=True), "
-            "or the backward before this one has failed half-way (start again from a checkpoint)."
+            f"[smdp] parameter {name!r} received its gradient twice in one backward. If the model uses"
+            " reentrant checkpointing or a shared graph, call torch.utils.checkpoint with"
+            " use_reentrant=False, or pass static_graph=True. If the previous backward failed midway, start"
+            " again from a checkpoint."
         )
 
     def learn(self) -> None:
-        """Takes what has come again in this backward for what comes again in every one."""
+        """Expects the gradients that came again in this backward to do so in every later one."""
         if self.is_static:
             self._known = self._seen | (self._known or set())
 

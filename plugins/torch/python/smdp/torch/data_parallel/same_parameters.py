@@ -1,4 +1,4 @@
-"""Whether a wrapped module still has the parameters that it was wrapped with."""
+"""Checks that a wrapped module still has the parameters that it was wrapped with."""
 
 from __future__ import annotations
 
@@ -8,31 +8,36 @@ from torch import nn
 
 
 def check_still_frozen(frozen: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Checks that parameters which wanted no gradient when the model was wrapped still want none.
+    """Checks that the parameters that were frozen when the model was wrapped still are.
 
     Raises:
-        RuntimeError: One has been thawed.
+        RuntimeError: A parameter has been unfrozen.
     """
     for name, parameter in frozen:
         if parameter.requires_grad:
             raise RuntimeError(
-                f"[smdp] parameter '{name}' was frozen when the model was wrapped and now wants a "
-                "gradient, which nobody would average. Wrap the model anew after thawing."
+                f"[smdp] parameter '{name}' was frozen when the model was wrapped and now requires a"
+                " gradient, which would not be averaged. Wrap the model again after unfreezing it."
             )
 
 
 def check_none_is_new(module: nn.Module, wrapped: Iterable[nn.Parameter], ignored: Collection[str]) -> None:
-    """Checks that a module has no parameter with a gradient that it was not wrapped with.
+    """Checks that every parameter that requires a gradient was there when the module was wrapped.
+
+    Args:
+        module: The module.
+        wrapped: The parameters that it was wrapped with.
+        ignored: Names of parameters that are not averaged.
 
     Raises:
-        RuntimeError: It has one, and `ignored` does not name it.
+        RuntimeError: A parameter is new.
     """
     known = {id(parameter) for parameter in wrapped}
     for name, parameter in module.named_parameters():
         is_new = parameter.requires_grad and id(parameter) not in known
         if is_new and name not in ignored:
             raise RuntimeError(
-                f"[smdp] parameter '{name}' is another one than when the model was wrapped, or was added"
-                " since (load_state_dict(assign=True) replaces all): nobody would average its gradient."
-                " Wrap the model anew after that."
+                f"[smdp] parameter '{name}' was replaced or added after the model was wrapped, so its"
+                " gradient would not be averaged. load_state_dict(assign=True) replaces all parameters."
+                " Wrap the model again after such a change."
             )

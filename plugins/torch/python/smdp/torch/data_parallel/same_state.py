@@ -1,4 +1,4 @@
-"""Ranks compare what they are about to take from rank 0, by name: frozen parameters and buffers."""
+"""Compares frozen parameters and buffers between ranks before rank 0 broadcasts them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
 def check_same_state(group: ProcessGroupSmdp, state: Sequence[tuple[str, Tensor]]) -> None:
-    """Compare names, dtypes and shapes with the other ranks'; collective, and cheap where they agree.
+    """Checks that names, dtypes and shapes agree on all ranks. Collective, and cheap if they do.
 
     Raises:
-        smdp.MismatchError: On all ranks: some rank's differ from rank 0's; the message names the first one.
+        smdp.MismatchError: A rank differs from rank 0. All ranks raise it, and the message names the first
+            difference.
     """
     lines = [f"'{name}' {str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for name, one in state]
     digest = hashlib.sha256("\n".join(lines).encode()).digest()[:8]
@@ -41,8 +42,7 @@ def check_same_state(group: ProcessGroupSmdp, state: Sequence[tuple[str, Tensor]
         theirs[place] if place < len(theirs) else "nothing more" for theirs in (every[0], every[rank])
     )
     raise MismatchError(
-        f"[smdp] rank {group.rank()} of {group.size()}: of the frozen parameters and buffers, which rank 0 "
-        f"gives to all, rank 0 has {first} where rank {rank} has {other}. "
-        "All ranks must build the same model, with the same broadcast_buffers; init_sync=False leaves each "
-        "rank its own"
+        f"[smdp] rank {group.rank()} of {group.size()}: rank 0 broadcasts its frozen parameters and buffers,"
+        f" but it has {first} where rank {rank} has {other}. All ranks must build the same model and pass"
+        " the same broadcast_buffers. To keep each rank's own values, pass init_sync=False."
     )

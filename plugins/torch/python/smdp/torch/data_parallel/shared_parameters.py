@@ -11,10 +11,10 @@ from torch.nn import Parameter
 
 
 class Averages(Protocol):
-    """What averages gradients, as others see it that average some of them.
+    """Averages gradients, some of which other objects average as well.
 
     Attributes:
-        shared: Which of its parameters others average as well.
+        shared: Tracks which of its parameters are shared.
     """
 
     shared: SharedParameters
@@ -24,37 +24,37 @@ class Averages(Protocol):
         """Whether its optimizer steps in the next forward."""
 
     def is_in_backward(self) -> bool:
-        """Returns whether the backward under way is one whose gradients are averaged there."""
+        """Returns whether this object averages the gradients of the innermost running backward."""
 
     def has_begun(self) -> bool:
-        """Returns whether such a backward is under way, perhaps around this one."""
+        """Returns whether this object averages the gradients of a running backward, perhaps an outer one."""
 
     def hook_id(self, index: int) -> int:
-        """Returns the number that torch gave its hook of a parameter."""
+        """Returns torch's id of the hook on a parameter."""
 
 
 class _Use(NamedTuple):
-    """By whom a parameter's gradient is averaged, and as which of its parameters."""
+    """The object that averages a parameter's gradient, and its index of the parameter."""
 
     hooks: weakref.ref[Averages]
     number: int
 
 
-# Who averages a parameter's gradient, by its id. Whoever does so keeps the parameter, and with it the id.
+# The uses of each parameter by its id, which stays valid because each user keeps the parameter alive.
 _uses: dict[int, list[_Use]] = {}
 
 
 class SharedParameters:
-    """Knows which parameters of one GradientHooks others average as well.
+    """Tracks which parameters of one GradientHooks other objects average as well.
 
-    In a backward of several of them, each sums a copy of such a gradient, as they do so at the same time.
+    If several of them take part in one backward, they sum at the same time, so each sums its own copy.
 
     Args:
-        hooks: Whose parameters these are.
-        parameters: All of them.
+        hooks: The owner of the parameters.
+        parameters: All parameters of the owner.
 
     Attributes:
-        indices: Of those that are shared, or were until another one was collected.
+        indices: Indices of the shared parameters. An index may stay after the other object is collected.
     """
 
     def __init__(self, hooks: Averages, parameters: Sequence[Parameter]) -> None:
@@ -63,7 +63,7 @@ class SharedParameters:
         self._ids = [id(parameter) for parameter in parameters]
         weakref.finalize(hooks, _forget, self._ids, self._hooks)
         if not _uses.keys().isdisjoint(self._ids):
-            gc.collect()  # a wrapper that was replaced is in a cycle with its hooks
+            gc.collect()  # a replaced wrapper is in a reference cycle with its hooks
         for index, key in enumerate(self._ids):
             use = _Use(self._hooks, index)
             if key not in _uses:
@@ -75,7 +75,7 @@ class SharedParameters:
             _uses[key].append(use)
 
     def others(self, index: int) -> list[tuple[Averages, int]]:
-        """Returns who else averages a parameter, each with its own index of it."""
+        """Returns the other objects that average a parameter, each with its own index of it."""
         if index not in self.indices:
             return []
         found = self._uses_of(self._ids[index])
@@ -84,23 +84,23 @@ class SharedParameters:
         return found
 
     def check_none_is_deferred(self, names: Sequence[str]) -> None:
-        """Checks that no optimizer takes the gradient of a parameter out of backward.
+        """Checks that no shared parameter belongs to a model in a StepInForward.
 
         Args:
-            names: Of all parameters.
+            names: The names of all parameters.
 
         Raises:
-            ValueError: Another model has the parameter, in a StepInForward.
+            ValueError: A shared parameter does.
         """
         for index, name in enumerate(names):
             if any(other.is_deferred for other, _ in self.others(index)):
                 raise ValueError(
-                    f"[smdp] parameter {name!r} also belongs to a model in a StepInForward, which takes its"
-                    " gradient out of backward. Leave StepInForward out where models share parameters."
+                    f"[smdp] parameter {name!r} also belongs to a model in a StepInForward, which removes its"
+                    " gradient from backward. Models that share parameters cannot use StepInForward."
                 )
 
     def leave(self) -> None:
-        """Takes this object's hooks from those that average, once they no longer do."""
+        """Removes the owner, which no longer averages gradients."""
         _forget(self._ids, self._hooks)
         self.indices.clear()
 

@@ -1,4 +1,4 @@
-"""Gradients of embeddings with `sparse=True`: their rows are gathered beside the fusion buffers."""
+"""Averages the gradients of embeddings with `sparse=True`, whose rows do not use the fusion buffers."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from smdp.torch.process_group.sparse_sums import SparseStaging, empty_like
 
 
 class Summing(Protocol):
-    """Sums gradients of which every rank has only some rows; the core's GradientReducer does."""
+    """Sums gradients of which every rank has only some rows, as the core's GradientReducer does."""
 
     def all_reduce_sparse(self, index: int, sum: _core.SparseSum, /) -> _core.Handle:
         """Starts the sum of a gradient."""
 
     def or_over_ranks(self, flags: int, count: int, /) -> None:
-        """Sets each of `count` bytes at an address to 1 if any rank has it; all ranks call it."""
+        """Sets each of the `count` bytes at address `flags` to 1 if it is 1 on any rank. Collective."""
 
     def abort(self, reason: str, /) -> None:
-        """Fails all sums, on all ranks."""
+        """Fails all sums on all ranks."""
 
 
-# Their zeros say nothing of a gradient, and a dense one would make the sum dense on all ranks.
+# Zeros that stand in for a missing gradient. Sending them would make the sum dense on all ranks.
 _stand_ins: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
 
 
 class SparseGradients:
-    """Gradients that have only some rows on each rank, by their index in a list of parameters.
+    """Gradients that have only some rows on each rank.
 
-    A GradientReducer knows them with 0 elements, so that it tells which of them any rank has used.
+    The GradientReducer registers them with 0 elements and tracks which of them any rank has used.
 
     Args:
-        indices: Of them, the same on all ranks.
-        parameters: The whole list.
+        indices: Indices of their parameters, the same on all ranks.
+        parameters: All parameters of the model.
 
     Attributes:
-        indices: The same.
+        indices: The indices of their parameters.
     """
 
     def __init__(self, indices: Collection[int], parameters: Sequence[Tensor]) -> None:
@@ -49,16 +49,16 @@ class SparseGradients:
         self._parameters = parameters
         self._given: dict[int, Tensor] = {}
         self._summing: Summing | None = None
-        # The core reads the copies in a staging until its handle's wait() has returned.
+        # The core reads the copies in a staging until its handle's wait() returns.
         self._under_way: dict[int, tuple[_core.Handle, SparseStaging]] = {}
 
     def give(self, index: int, gradient: Tensor) -> None:
-        """Takes what this rank has of a gradient, which is dense if the parameter also has a dense use."""
+        """Stores this rank's gradient, which is dense if the parameter also has a dense use."""
         if not (gradient in _stand_ins and not gradient.any()):
             self._given[index] = gradient
 
     def send(self, summing: Summing) -> None:
-        """Starts all sums of a step; what was not given counts as zero."""
+        """Starts all sums of a step. A gradient that was not given counts as zero."""
         self._summing = summing
         for index in sorted(self.indices, reverse=True):  # as backward produces them
             gradient = self._given.get(index)
@@ -66,15 +66,16 @@ class SparseGradients:
                 gradient = empty_like(self._parameters[index])
             try:
                 staging = SparseStaging("all_reduce", gradient)
-            except BaseException as error:  # the other ranks wait for it
+            except BaseException as error:  # the other ranks wait for this sum
                 self._abort(error)
                 raise
             self._under_way[index] = summing.all_reduce_sparse(index, staging.sum), staging
 
     def take(self, index: int) -> Tensor:
-        """Waits for a gradient's mean and returns it.
+        """Waits for the mean of a gradient and returns it.
 
-        If that fails, so do the sums of all ranks: the others would go on with a mean that this rank lacks.
+        If this fails, the sums of all ranks fail, because the others would continue with a mean that this
+        rank does not have.
         """
         handle, staging = self._under_way[index]
         try:
@@ -87,10 +88,10 @@ class SparseGradients:
         return mean
 
     def forget(self) -> None:
-        """Ends the step, once nothing that nobody has taken is under way."""
+        """Ends the step after waiting for the sums that were not taken."""
         while self._under_way:
             index = next(iter(self._under_way))
-            with contextlib.suppress(Exception):  # others have raised it
+            with contextlib.suppress(Exception):  # the error has been raised already
                 self._under_way[index][0].wait()
             del self._under_way[index]
         self._given.clear()
@@ -101,14 +102,14 @@ class SparseGradients:
 
 
 def stand_in_like(parameter: Tensor) -> Tensor:
-    """Returns zeros for scripts that read a gradient before there is one; unchanged, they count as none."""
+    """Returns zeros for scripts that read a gradient early. Unchanged zeros count as no gradient."""
     zeros = torch.zeros_like(parameter)
     _stand_ins[zeros] = None
     return zeros
 
 
 def sparse_on_any_rank(summing: Summing, gradients: Sequence[Tensor | None]) -> set[int]:
-    """Returns the indices of gradients that are sparse on some rank; all ranks call it with the same list."""
+    """Returns the indices of gradients that are sparse on some rank. Collective; lists are equally long."""
     are_sparse = [gradient is not None and gradient.is_sparse for gradient in gradients]
     flags = torch.tensor(are_sparse, dtype=torch.uint8, device="cpu")
     summing.or_over_ranks(flags.data_ptr(), flags.numel())

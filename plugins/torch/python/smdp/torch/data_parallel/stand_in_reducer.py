@@ -1,4 +1,4 @@
-"""What others find as `reducer` on a DistributedDataParallel that has none of torch's."""
+"""The `reducer` attribute of a DistributedDataParallel that does not use torch's reducer."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor
 
 
 class Prepared(Protocol):
-    """A model that is told before a backward that its gradients are to be averaged."""
+    """A model that can be told before a backward to average its gradients."""
 
     def prepare_for_backward(self) -> None:
-        """Say so."""
+        """Makes the next backward average gradients."""
 
 
 class StandInReducer:
-    """Those methods of torch's reducer that other libraries call (Accelerate, Lightning).
+    """The methods of torch's reducer that other libraries (Accelerate, Lightning) call.
 
     Args:
-        model: Kept by a weak reference.
+        model: The model, kept by a weak reference.
     """
 
     def __init__(self, model: Prepared) -> None:
         self._model = weakref.ref(model)
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Have the next backward average gradients."""
+        """Makes the next backward average gradients."""
         if (model := self._model()) is not None:
             model.prepare_for_backward()
 
     def _rebuild_buckets(self) -> bool:
-        return False  # smdp's own follow what backward did
+        return False  # smdp's reducer rearranges its fusion buffers itself
 
     def _check_reducer_finalized(self) -> None:
-        """Every backward ends with all means."""
+        """Does nothing, because every backward waits for all means."""

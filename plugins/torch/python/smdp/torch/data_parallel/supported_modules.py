@@ -1,4 +1,4 @@
-"""What `DistributedDataParallel` takes: arguments, modules and groups that smdp's reducer works with."""
+"""Checks of the arguments, modules and groups that `DistributedDataParallel` accepts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SIGNATURE = inspect.signature(TorchDistributedDataParallel.__init__)
 
 
 def bind_arguments(*args: Any, **kwargs: Any) -> inspect.BoundArguments:
-    """Returns the arguments under the names that torch's class has for them.
+    """Returns the arguments bound to the parameter names of torch's class.
 
     Raises:
-        TypeError: They do not fit torch's class.
+        TypeError: The arguments do not fit torch's class.
     """
     try:
         return _SIGNATURE.bind_partial(*args, **kwargs)
@@ -30,39 +30,39 @@ def bind_arguments(*args: Any, **kwargs: Any) -> inspect.BoundArguments:
 
 
 def refuse_what_only_torch_has(arguments: Mapping[str, Any]) -> None:
-    """Refuses what torch's reducer does, which modules on the CPU do not have.
+    """Refuses arguments that only torch's reducer supports, for a module on the CPU.
 
     Raises:
-        ValueError: An argument asks for it.
+        ValueError: Such an argument is given.
     """
     cures = {
-        "mixed_precision": "torch has it on GPUs only, too: use torch.autocast.",
+        "mixed_precision": "torch's DDP supports it on GPUs only. Use torch.autocast.",
         "delay_all_reduce_named_params": "Use torch.nn.parallel.DistributedDataParallel for it.",
     }
     for name, cure in cures.items():
         if arguments.get(name) is not None:
             raise ValueError(
-                f"[smdp] DistributedDataParallel: {name} is given for a module on the CPU, where smdp's own"
-                f" reducer has nothing of the kind. {cure}"
+                f"[smdp] DistributedDataParallel: {name} is not supported for a module on the CPU, which uses"
+                f" smdp's reducer. {cure}"
             )
     caps = arguments.get("bucket_cap_mb_list")
     if caps is not None:
         raise ValueError(
-            f"[smdp] DistributedDataParallel: bucket_cap_mb_list is {shown(caps)} for a module on the CPU,"
-            " where smdp's fusion buffers follow the cost model and have one upper bound. Give that as"
-            " bucket_cap_mb."
+            f"[smdp] DistributedDataParallel: bucket_cap_mb_list={shown(caps)} is not supported for a module"
+            " on the CPU, where the cost model sets the sizes of the fusion buffers below one upper bound."
+            " Pass that bound as bucket_cap_mb."
         )
 
 
 def refuse_what_takes_gradients(module: nn.Module, is_averaged_by_torch: Callable[[nn.Module], bool]) -> None:
-    """Refuses gradients that a part of the module already averages, or that an optimizer uses in backward.
+    """Refuses a module with gradients that are already averaged, or that an optimizer uses in backward.
 
     Args:
         module: The module.
-        is_averaged_by_torch: Whether a part of it is in torch's own DistributedDataParallel.
+        is_averaged_by_torch: Returns whether a part of it is wrapped in torch's DistributedDataParallel.
 
     Raises:
-        ValueError: There are such gradients.
+        ValueError: The module has such gradients.
     """
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     averaged = {
@@ -73,16 +73,16 @@ def refuse_what_takes_gradients(module: nn.Module, is_averaged_by_torch: Callabl
     for name, part in module.named_modules():
         if is_averaged_by_torch(part) and any(id(parameter) in averaged for parameter in part.parameters()):
             raise ValueError(
-                f"[smdp] DistributedDataParallel: {name or 'the module'} is in torch's DistributedData"
-                "Parallel, whose reducer would average the same gradients at the same time. Use one class for"
-                " both, or wrap the outermost module only."
+                f"[smdp] DistributedDataParallel: {name or 'the module'} is already wrapped in torch's"
+                " DistributedDataParallel, which would average the same gradients at the same time. Use the"
+                " same class for both, or wrap only the outermost module."
             )
     for parameter in module.parameters():
         if id(parameter) in averaged and hasattr(parameter, "_in_backward_optimizers"):
             raise ValueError(
                 f"[smdp] DistributedDataParallel: parameter '{averaged[id(parameter)]}' has an optimizer that"
-                " steps in backward (_apply_optimizer_in_backward), with the gradient of one rank. Step after"
-                " backward."
+                " steps in backward (_apply_optimizer_in_backward) and would use the gradient of this rank"
+                " alone. Step the optimizer after backward."
             )
 
 
@@ -90,19 +90,21 @@ def checked_group(arguments: Mapping[str, Any]) -> ProcessGroupSmdp:
     """Returns the group that averages the gradients.
 
     Raises:
-        ValueError: It is not one of smdp.
-        TypeError: The device mesh is not one.
+        ValueError: The group does not use the backend "smdp".
+        TypeError: `device_mesh` is not a device mesh.
     """
     group = arguments.get("process_group")
     if group is None:
         mesh = arguments.get("device_mesh")
         if mesh is not None and not hasattr(mesh, "get_group"):
-            raise TypeError(f"[smdp] DistributedDataParallel got {shown(mesh)} as device_mesh.")
+            raise TypeError(
+                f"[smdp] DistributedDataParallel got {shown(mesh)} in place of a DeviceMesh as device_mesh."
+            )
         group = _get_default_group() if mesh is None else mesh.get_group(mesh_dim=0)
     if not isinstance(group, ProcessGroupSmdp):
         given = dist.get_backend(group) if isinstance(group, dist.ProcessGroup) else group
         raise ValueError(
-            f"smdp.torch.DistributedDataParallel needs a group of the backend 'smdp', got "
-            f"{given!r}: pass process_group=dist.new_group(backend='smdp')"
+            f"[smdp] smdp.torch.DistributedDataParallel needs a group of the backend 'smdp', but got"
+            f" {given!r}. Pass process_group=dist.new_group(backend='smdp')."
         )
     return group

@@ -12,21 +12,21 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalises with the mean and variance over the batches of all ranks, which may differ in size.
+    """Normalizes with the mean and variance over the batches of all ranks, which may differ in size.
 
-    Equal to one process with `BatchNorm` on the concatenated batch: forward, backward and running statistics.
-    torch's own class of this name refuses tensors on the CPU.
+    Forward, backward and running statistics equal those of one process with `BatchNorm` on the concatenated
+    batch. Unlike `torch.nn.SyncBatchNorm`, this class also works on the CPU.
 
     Args:
-        num_features: Channels; inputs are [batch, channels, ...].
-        eps: Added to the variance.
-        momentum: Of the running statistics; None for their plain average.
-        affine: Whether there are a weight and a bias.
+        num_features: The number of channels; inputs have the shape [batch, channels, ...].
+        eps: A value added to the variance.
+        momentum: The weight of a new batch in the running statistics; None for their plain average.
+        affine: Whether the layer has a weight and a bias.
         track_running_stats: Whether to keep running statistics.
-        process_group: Default: the world.
-        device: Of the parameters.
-        dtype: Of the parameters.
-        bias: Whether an affine one has a bias, too.
+        process_group: The group of the ranks that share statistics. Default: all ranks.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+        bias: Whether an affine layer has a bias.
     """
 
     def __init__(
@@ -49,24 +49,27 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm needs an input of 2 or more dimensions, got {input.dim()}")
+            raise ValueError(
+                f"[smdp] SyncBatchNorm got an input of {input.dim()} dimensions, but needs 2 or more:"
+                " [batch, channels, ...]."
+            )
         kept = self.weight if self.affine else self.running_mean
         if kept is not None and kept.numel() != input.size(1):
             raise ValueError(
-                f"[smdp] SyncBatchNorm has {kept.numel()} channels, and an input of shape"
-                f" {list(input.shape)} has {input.size(1)}. Inputs are [batch, channels, ...]."
+                f"[smdp] SyncBatchNorm has {kept.numel()} channels, but the input of shape"
+                f" {list(input.shape)} has {input.size(1)}. Inputs must be [batch, channels, ...]."
             )
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise; a collective call in training.
+        """Returns the normalized input. In training this is a collective call.
 
         Raises:
-            ValueError: The input has other channels.
+            ValueError: The input has a different number of channels, or is not floating point.
         """
         self._check_input_dim(input)
         if not input.is_floating_point():
-            raise ValueError(f"[smdp] SyncBatchNorm got {input.dtype}; allowed: floating point.")
-        # Without statistics a layer in evaluation takes its own batch's, as torch's does.
+            raise ValueError(f"[smdp] SyncBatchNorm got {input.dtype}; it needs a floating-point dtype.")
+        # In evaluation without running statistics, each rank uses those of its own batch, as torch does.
         if not self.training or not dist.is_initialized() or dist.get_world_size(self.process_group) == 1:
             return super().forward(input)
         dims = [0, *range(2, input.dim())]
@@ -76,13 +79,13 @@ class SyncBatchNorm(_BatchNorm):
         shape = [1, channels, *[1] * (input.dim() - 2)]
         total = _Sum.apply(torch.cat([wide.sum(dims), rows]), self.process_group)
         count = total[-1]
-        if input.numel() == 0 and count == 0:  # so it is on all ranks
+        if input.numel() == 0 and count == 0:  # the input is empty on all ranks
             return super().forward(input)
         mean = total[:channels] / count
-        # Two passes: a mean of squares less the square of the mean would lose digits.
+        # Two passes, because E[x^2] - E[x]^2 would lose digits.
         centred = wide - mean.view(shape)
         sums = _Sum.apply(torch.cat([centred.square().sum(dims), centred.sum(dims)]), self.process_group)
-        # Zero but for what rounding the mean has left, much where it is far above the spread.
+        # The rounding error of the mean, which matters if the mean is much larger than the spread.
         rest = sums[channels:].detach() / count
         centred = centred - rest.view(shape)
         mean = mean + rest
@@ -107,20 +110,22 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert(cls, module: nn.Module, process_group: ProcessGroup | None = None) -> nn.Module:
-        """Give the module with every batch norm in it replaced; parameters and statistics are kept.
+        """Replaces every batch norm in a module and keeps parameters and statistics.
 
         Args:
-            module: Changed in place, unless it is a batch norm itself.
-            process_group: Over which statistics are taken. Default: the world.
+            module: The module. It is changed in place, unless it is a batch norm itself.
+            process_group: The group of the ranks that share statistics. Default: all ranks.
+
+        Returns:
+            The module, or its replacement if it is a batch norm itself.
 
         Raises:
-            TypeError: It is no module.
-            ValueError: A batch norm is lazy, and has seen no batch; or its class has a forward of its own,
-                which would be lost.
+            TypeError: `module` is not a module.
+            ValueError: A batch norm is lazy and has not seen a batch, or its class overrides `forward`.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(
-                f"[smdp] SyncBatchNorm.convert got a {type(module).__name__} in place of a module."
+                f"[smdp] SyncBatchNorm.convert got a {type(module).__name__} in place of a torch.nn.Module."
             )
         return cls._converted(module, process_group, {})
 
@@ -128,18 +133,18 @@ class SyncBatchNorm(_BatchNorm):
     def _converted(
         cls, module: nn.Module, process_group: ProcessGroup | None, done: dict[int, nn.Module]
     ) -> nn.Module:
-        """`done`: what became of the modules so far, by id; several may hold one, under several names."""
+        """`done` maps the ids of converted modules to the results, because a module may appear twice."""
         if isinstance(module, _LazyNormBase) and issubclass(module.cls_to_become or _BatchNorm, _BatchNorm):
             raise ValueError(
-                f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, which does not know its channels;"
-                " run a batch through the model first."
+                f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, which does not know its number of"
+                " channels yet. Run a batch through the model first."
             )
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             if type(module).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
                 raise ValueError(
-                    f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, a batch norm with a forward"
-                    " of its own, which would be lost. Build it from smdp.torch.SyncBatchNorm, or convert"
-                    " other parts."
+                    f"[smdp] SyncBatchNorm.convert got {type(module).__name__}, a batch norm that overrides"
+                    " forward(); the conversion would drop its code. Derive it from"
+                    " smdp.torch.SyncBatchNorm, or convert only the other parts of the model."
                 )
             new = cls(
                 module.num_features,
@@ -162,7 +167,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over ranks; so is its gradient, since every rank's loss depends on every rank's summand."""
+    """Sums over ranks. The gradient is also a sum, since each rank's loss depends on every rank's values."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -173,4 +178,4 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _Sum.apply(grads[0].contiguous(), context.group), None  # which has a gradient, too
+        return _Sum.apply(grads[0].contiguous(), context.group), None  # apply() allows a second backward

@@ -1,4 +1,4 @@
-"""The momentum of gradients that the codec of "topk" does not see; the optimizer then applies none."""
+"""Momentum of the gradients that "topk" does not compress, in place of the optimizer's momentum."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class UncodedMomentum:
-    """Plain momentum of the gradients that nothing codes; what is coded has its momentum in the codec.
+    """Plain momentum of the uncompressed gradients. The codec applies it to the compressed ones.
 
     Args:
-        momentum: What the velocity keeps from step to step; 0 for no momentum.
-        is_coded: Whether the codec takes a gradient, by index.
+        momentum: The factor of the velocity in each step; 0 for no momentum.
+        is_coded: Whether the codec compresses a gradient, by index.
 
     Attributes:
-        velocity: Of the gradients that have come, by index.
+        velocity: The velocity of each gradient seen so far, by index.
     """
 
     def __init__(self, momentum: float, is_coded: Sequence[bool]) -> None:
@@ -28,9 +28,13 @@ class UncodedMomentum:
         return self._momentum != 0
 
     def add(self, found: Sequence[tuple[int, Tensor]]) -> None:
-        """Adds the momentum to the means of a step, each with its index, unless one of them is not finite."""
+        """Adds the momentum to the means of a step, unless one of them is not finite.
+
+        Args:
+            found: Pairs of the parameter's index and the mean, which is changed in place.
+        """
         if not all(bool(torch.isfinite(grad).all()) for _, grad in found):
-            return  # whoever scales the loss skips this step
+            return  # the loss scaler skips this step
         for index, grad in found:
             if self._is_coded[index]:
                 continue
@@ -39,6 +43,6 @@ class UncodedMomentum:
             grad.copy_(self.velocity[index].mul_(self._momentum).add_(grad))
 
     def rescale(self, factor: float) -> None:
-        """Multiplies the velocity, as the loss scale has been."""
+        """Multiplies the velocity by a change of the loss scale."""
         for velocity in self.velocity.values():
             velocity.mul_(factor)
