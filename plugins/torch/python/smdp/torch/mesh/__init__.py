@@ -1,1 +1,1 @@
-"""Who is where: the ranks of each axis, and their process groups."""
+"""The ranks and process groups of each parallel axis."""

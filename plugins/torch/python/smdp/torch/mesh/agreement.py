@@ -1,4 +1,4 @@
-"""Steps that succeed on every rank of the job, or fail on every one."""
+"""Steps that succeed on all ranks of a job or fail on all of them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _Result = TypeVar("_Result")
 
 
 def on_every_rank(step: Callable[[], _Result], group: dist.ProcessGroup | None = None) -> list[_Result]:
-    """Runs something on every rank, none of which talks to others meanwhile.
+    """Runs a function on every rank and exchanges the results. Collective.
 
     Args:
-        step: What to run.
-        group: Whose ranks run it. Default: all ranks of the job.
+        step: The function. It must not communicate.
+        group: The ranks that run it. Default: all ranks of the job.
 
     Returns:
         The results of all ranks.
 
     Raises:
-        Exception: What the step raised on this rank.
-        RuntimeError: It raised on another rank only; the message is that one's.
+        Exception: The error that `step` raised on this rank.
+        RuntimeError: `step` raised only on other ranks. The message has the lowest one's rank and text.
     """
     result: _Result | None = None
     error: Exception | None = None
     try:
         result = step()
-    except Exception as found:  # noqa: BLE001 - the others are told first
+    except Exception as found:  # noqa: BLE001 - the other ranks need it first
         error = found
     told: list[tuple[_Result | None, str | None]] = [(None, None)] * dist.get_world_size(group)
     dist.all_gather_object(told, (result, None if error is None else _text(error)), group=group)

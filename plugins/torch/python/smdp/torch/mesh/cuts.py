@@ -1,4 +1,4 @@
-"""Over which axis of the mesh a parameter is cut: each rank along the axis holds another part of it."""
+"""Records over which axis of the mesh a parameter is cut. Each rank along the axis holds a different part."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor
 
 from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
 
-# In the order in which all ranks reduce over them.
+# All ranks reduce over the axes in this order.
 _AXES: tuple[Axis, ...] = ("tp", "rdp", "dp")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a parameter is cut.
+    """The axis over which a parameter is cut.
 
-    Whoever cuts parameters has all ranks of the job make the groups of the axis: see `ParallelMesh.make()`.
+    Code that cuts parameters must call `ParallelMesh.make()` for the axis on all ranks of the job.
 
     Attributes:
         axis: "tp" for slices, "rdp" for shards over the replicas of a slice, "dp" for both at once.
-        mesh: Whose axis it is.
+        mesh: The mesh of the axis.
 
     Raises:
-        ValueError: Parameters are not cut over such an axis.
+        ValueError: `axis` is none of these.
     """
 
     axis: Axis
@@ -34,21 +34,21 @@ class Cut:
     def __post_init__(self) -> None:
         if self.axis not in _AXES:
             raise ValueError(
-                f"[smdp] a parameter cannot be cut over axis {self.axis!r}; allowed: {', '.join(_AXES)}"
+                f"[smdp] a parameter cannot be cut over axis {self.axis!r}. Use one of: {', '.join(_AXES)}."
             )
 
 
 def mark_cut(parameter: Tensor, cut: Cut) -> None:
-    """Notes how a parameter is cut, on every rank along the axis, also where its part is empty."""
+    """Records how a parameter is cut. Every rank along the axis calls it, even if its part is empty."""
     cast("Any", parameter)._smdp_cut = cut
 
 
 def cut_of(parameter: Tensor) -> Cut | None:
-    """Returns what mark_cut() noted; None for a parameter that is whole."""
+    """Returns the Cut recorded by mark_cut(), or None if the parameter is not cut."""
     return getattr(parameter, "_smdp_cut", None)
 
 
 def axes_of_cuts(parameters: Iterable[Tensor]) -> tuple[Axis, ...]:
-    """Returns the axes over which any of the parameters is cut, in the order of all ranks."""
+    """Returns the axes over which any of the parameters is cut, in the order used by all ranks."""
     found = {cut.axis for cut in map(cut_of, parameters) if cut is not None}
     return tuple(axis for axis in _AXES if axis in found)

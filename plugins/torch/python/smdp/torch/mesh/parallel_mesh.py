@@ -1,4 +1,4 @@
-"""Who is where along the pipeline, tensor and data axes, and the process groups that follow from it."""
+"""The ranks along the pipeline, tensor and data axes, and their process groups."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from smdp.placement import Kind, Placement
 from smdp.torch.process_group.process_group import ProcessGroupSmdp, timeout_of_world
 
 Axis: TypeAlias = Kind | Literal["world"]
-"""An axis of the mesh: "pp", "tp", "rdp", what is composed of them ("dp", "mp"), or all ranks."""
+"""An axis of the mesh: "pp", "tp", "rdp", a combination of them ("dp", "mp"), or all ranks ("world")."""
 
-# What a group has been asked for: an axis, or some stages of each pipeline; and whether steps use it.
+# The ranks of a requested group, as an axis or as stages of each pipeline, and whether steps use the group.
 _Asked: TypeAlias = "tuple[Axis | tuple[int, ...], bool]"
 
 
 class ParallelMesh:
-    """The one owner of ranks and process groups.
+    """Owns the ranks and the process groups of all parallel axes.
 
-    Whoever needs a group asks for it each time and does not keep it. So a new membership is one assignment:
-    `mesh.placement = Placement(...)`, on all ranks of the job.
+    Ask the mesh for a group each time and do not keep the group. Changing the membership is then a single
+    assignment on all ranks of the job: `mesh.placement = Placement(...)`.
 
-    Each group is made once. Axes with the same ranks share a group; the tags of a `Channel` keep its messages
-    apart. What steps send goes over groups of their own (`step_group`): a step that fails closes those, and
-    the groups of the script (`group`) go on, so that it can still save a checkpoint.
+    Each group is created once. Axes with the same ranks share a group, and the tags of a `Channel` separate
+    their messages. Steps communicate over separate groups (`step_group`). A failed step closes only these,
+    so the script can still save a checkpoint over its own groups (`group`).
 
     Args:
-        pp: Ranks that hold different stages of one model.
-        tp: Ranks that hold different slices of one stage.
-        rdp: Ranks that hold the same slice of the same stage.
-        strategy: How the axes lie on the ranks; see `smdp.placement`.
-        rank: This rank. Default: its rank in torch.distributed.
+        pp: The number of ranks that hold different stages of one model.
+        tp: The number of ranks that hold different slices of one stage.
+        rdp: The number of ranks that hold the same slice of the same stage.
+        strategy: The order of the axes over the ranks; see `smdp.placement`.
+        rank: The rank of this process. Default: its rank in torch.distributed.
 
     Attributes:
-        rank: This rank in the world.
+        rank: The rank of this process in the world.
 
     Raises:
         ValueError: A size or the strategy is not valid.
@@ -47,44 +47,45 @@ class ParallelMesh:
     ) -> None:
         self._given_rank = rank
         self._set_placement(Placement(pp, tp, rdp, strategy))
-        # In the order in which all ranks have asked.
+        # The requested groups, in the order of the requests, which is the same on all ranks.
         self._asked: dict[_Asked, None] = {}
-        # By ranks, and whether steps use it. None: without this rank.
+        # Groups by their ranks and whether steps use them; None if this rank is not a member.
         self._made: dict[tuple[tuple[int, ...], bool], ProcessGroupSmdp | None] = {}
 
     @classmethod
     def of_world(cls, *, pp: int = 1, tp: int = 1, strategy: str = "cluster") -> ParallelMesh:
-        """Returns the mesh whose replicas fill the world of torch.distributed.
+        """Returns a mesh with as many replicas as fill the world of torch.distributed.
 
         Raises:
-            ValueError: The world cannot be divided into such pipelines, or there is no world yet.
+            ValueError: The world size is not a multiple of `pp`, or torch.distributed is not initialized.
         """
         if not dist.is_initialized():
             raise ValueError(
-                '[smdp] pipeline() needs torch.distributed: call dist.init_process_group("smdp") first, and'
-                f" start {counted(pp, 'process')}, for instance with `smdp run -n {pp} script.py`"
+                '[smdp] pipeline() needs torch.distributed. Call dist.init_process_group("smdp") first, and'
+                f" start {counted(pp, 'process')}, for example with `smdp run -n {pp} script.py`."
             )
         world = dist.get_world_size()
         if world % pp != 0:
             raise ValueError(
                 f"[smdp] a world of {counted(world, 'rank')} cannot be divided into pipelines of"
-                f" {counted(pp, 'stage')}; allowed: a multiple of {counted(pp, 'rank')}, or stages ="
-                f" {_divisors(world)}"
+                f" {counted(pp, 'stage')}. Start a multiple of {counted(pp, 'rank')}, or use stages ="
+                f" {_divisors(world)}."
             )
         found = Placement.of_world(world, pipeline=pp, tensor=tp, strategy=strategy)
         return cls(found.pipeline, found.tensor, found.data, strategy)
 
-    # Who is where.
+    # Ranks.
 
     @property
     def placement(self) -> Placement:
-        """Where the axes lie on the ranks.
+        """The mapping of the axes to the ranks.
 
-        All ranks of the job assign a new one together, also after torch.distributed has begun anew. The
-        groups of the old one close, and those of the new one are made for all that has been asked for.
+        All ranks of the job assign a new placement together; torch.distributed may have been initialized
+        again before. This closes the groups of the old placement and creates all groups that have been
+        requested so far.
 
         Raises:
-            ValueError: It does not fill the world. Nothing has changed then.
+            ValueError: The new placement does not fill the world. The mesh is then left unchanged.
         """
         return self._placement
 
@@ -93,35 +94,35 @@ class ParallelMesh:
         world = dist.get_world_size()
         if placement.size != world:
             raise ValueError(
-                f"[smdp] the new placement has {counted(placement.size, 'rank')}, and the world has {world};"
-                " allowed: one that fills the world"
+                f"[smdp] the new placement has {counted(placement.size, 'rank')}, but the world has {world}."
+                " Assign a placement that fills the world."
             )
         self._set_placement(placement)
         self._leave({False, True})
         for asked in list(self._asked):
             what, _ = asked
             if isinstance(what, tuple) and what[-1] >= placement.pipeline:
-                del self._asked[asked]  # stages that there are no longer
+                del self._asked[asked]  # these stages no longer exist
             else:
                 self._make(asked)
 
     @property
     def stage_rank(self) -> int:
-        """This rank's place in its pipeline."""
+        """This rank's position in its pipeline."""
         return self._place.pp
 
     @property
     def replica(self) -> int:
-        """This rank's place among those that hold the same slice of the same stage."""
+        """This rank's position among the ranks that hold the same slice of the same stage."""
         return self._place.rdp
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same slice of the same stage."""
+        """The number of ranks that hold the same slice of the same stage."""
         return self._placement.data
 
     def ranks(self, axis: Axis) -> tuple[int, ...]:
-        """Returns the world's ranks, ascending, of this rank's group along an axis."""
+        """Returns the world ranks of this rank's group along an axis, in ascending order."""
         found = self._ranks.get(axis)
         if found is None:
             if axis == "world":
@@ -131,28 +132,28 @@ class ParallelMesh:
             self._ranks[axis] = found
         return found
 
-    # Their groups.
+    # Groups.
 
     def make(self, *axes: Axis) -> None:
-        """Makes the groups of axes, unless they are there; all ranks of the job call it together."""
+        """Creates the groups of the axes unless they exist. All ranks of the job call it together."""
         for axis in axes:
             self._ask((axis, False))
 
     def make_for_steps(self, *axes: Axis) -> None:
-        """Makes the groups over which steps send, likewise."""
+        """Creates the groups over which steps communicate. All ranks of the job call it together."""
         for axis in axes:
             self._ask((axis, True))
 
     def group(self, axis: Axis) -> ProcessGroupSmdp:
-        """Returns this rank's group along an axis; all ranks of the job ask together for the first time."""
+        """Returns this rank's group along an axis. All ranks of the job make the first call together."""
         self.make(axis)
         return self._made[self.ranks(axis), False]  # type: ignore[return-value]
 
     def step_group(self, axis: Axis) -> ProcessGroupSmdp:
-        """Returns the group along an axis over which steps send. A step that fails closes it.
+        """Returns this rank's group along an axis for the communication of steps. A failed step closes it.
 
-        All ranks of the job ask together for the first time. A rank that is alone on the axis sends nothing,
-        and gets the group of the script.
+        All ranks of the job make the first call together. On an axis with a single rank, this is the group of
+        the script, because nothing is sent.
         """
         if len(self.ranks(axis)) == 1:
             return self.group(axis)
@@ -160,26 +161,29 @@ class ParallelMesh:
         return self._made[self.ranks(axis), True]  # type: ignore[return-value]
 
     def group_of_stages(self, stage_ranks: tuple[int, ...]) -> ProcessGroupSmdp | None:
-        """Returns a step's group of some ranks of this rank's pipeline; None if this rank is not one of them.
+        """Returns a group of some ranks of this rank's pipeline, for the communication of steps.
 
-        All ranks of the job ask together for the first time.
+        All ranks of the job make the first call together.
 
         Args:
-            stage_ranks: Places in the pipeline, ascending.
+            stage_ranks: Positions in the pipeline, in ascending order.
+
+        Returns:
+            The group, or None if this rank is not a member.
         """
         self._ask((stage_ranks, True))
         pipeline = self.ranks("pp")
         return self._made[tuple(pipeline[place] for place in stage_ranks), True]
 
     def abort(self, reason: str) -> None:
-        """Lets the others know that this rank cannot go on with a step."""
+        """Tells the other ranks that this rank cannot continue a step."""
         for (_, is_of_steps), group in self._made.items():
             if is_of_steps and group is not None:
                 with contextlib.suppress(Exception):
                     group.core.abort(reason)
 
     def close(self) -> None:
-        """Leaves the groups of the script. Those of steps stay: late results still travel over them."""
+        """Leaves the groups of the script. The groups of steps stay, because late results still use them."""
         self._leave({False})
 
     def _set_placement(self, placement: Placement) -> None:
@@ -193,7 +197,7 @@ class ParallelMesh:
         left = {key: group for key, group in self._made.items() if key[1] in uses}
         self._made = {key: group for key, group in self._made.items() if key not in left}
         for group in left.values():
-            # torch.distributed may be gone, or have begun anew without this group.
+            # torch.distributed may have been destroyed, or initialized again without this group.
             if group is not None and dist.is_initialized():
                 with contextlib.suppress(ValueError):
                     dist.destroy_process_group(group)
@@ -204,7 +208,7 @@ class ParallelMesh:
             self._make(asked)
 
     def _make(self, asked: _Asked) -> None:
-        """Makes all groups of an axis or of some stages, in the order that new_group needs on all ranks."""
+        """Creates all groups of an axis or of some stages, in an order that is the same on all ranks."""
         what, is_of_steps = asked
         for ranks in self._all_ranks(what):
             if (ranks, is_of_steps) in self._made:
@@ -214,7 +218,7 @@ class ParallelMesh:
                 made = _new_group(ranks)
                 self._made[ranks, is_of_steps] = made if is_member else None
             elif is_member and not is_of_steps:
-                # Now, while there is a store. The others need not wait for a rank that is alone.
+                # Created now, while the store is available. The other ranks need not wait for this one.
                 self._made[ranks, False] = _new_group(ranks, use_local_synchronization=True)
 
     def _all_ranks(self, what: Axis | tuple[int, ...]) -> list[tuple[int, ...]]:

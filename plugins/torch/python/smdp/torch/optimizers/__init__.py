@@ -1,1 +1,1 @@
-"""Optimizers around optimizers, and the parameters of an optimizer."""
+"""Optimizers that wrap optimizers, and the parameters of an optimizer."""

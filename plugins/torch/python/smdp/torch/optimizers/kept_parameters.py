@@ -1,4 +1,4 @@
-"""Which parameters an optimizer keeps, as objects that may be new, with what it knows of them."""
+"""Drops and replaces the parameters of an optimizer together with their state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-# Optimizers that were made of named parameters keep the names beside them.
+# The key under which torch keeps the names in groups made of named parameters.
 NAMES = "param_names"
 
 
@@ -16,8 +16,8 @@ def keep_parameters(optimizer: Optimizer, kept: Mapping[Parameter, Parameter]) -
     """Drops parameters from a plain optimizer, and replaces the others.
 
     Args:
-        optimizer: Its groups and state change in place.
-        kept: What takes the place of each parameter that stays; it may be the parameter itself.
+        optimizer: The optimizer, whose groups and state are changed in place.
+        kept: The replacement of each parameter that stays, which may be the parameter itself.
     """
     for group in optimizer.param_groups:
         members = group["params"]
@@ -31,5 +31,5 @@ def keep_parameters(optimizer: Optimizer, kept: Mapping[Parameter, Parameter]) -
 
 
 def named(group: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the names of a group's parameters, where it was made with names."""
+    """Returns the entry with the names of a group's parameters, empty if the group has no names."""
     return {NAMES: list(names)} if NAMES in group else {}

@@ -1,4 +1,4 @@
-"""A link of a chain of optimizers: each wraps the next one, the innermost is the script's."""
+"""A link in a chain of optimizers. Each link wraps the next one, and the innermost is the script's."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from smdp.torch.optimizers.kept_parameters import keep_parameters
 
 
 class OptimizerLink(Optimizer):
-    """Passes everything on to the optimizer that it wraps; a subclass changes what it is there for.
+    """Forwards all calls to the optimizer that it wraps. Subclasses override the calls that they change.
 
-    A link is an optimizer: learning rate schedulers, hooks and loss scalers work with it, and it can be used
-    alone or inside of any other link. It has no groups, state or hooks of its own.
+    A link is itself an optimizer: learning rate schedulers, hooks and loss scalers work with it, and it can
+    be used alone or inside any other link. It uses the groups, state and hooks of the wrapped optimizer.
 
     Args:
-        optimizer: The next link, or an optimizer of torch's kind.
+        optimizer: The next link, or a torch optimizer.
 
     Attributes:
-        inner: The optimizer that it wraps.
+        inner: The wrapped optimizer.
     """
 
     inner: Optimizer
 
     def __init__(self, optimizer: Optimizer) -> None:
-        # torch's own constructor would make groups and state.
+        # torch's constructor would create groups and state.
         self.__dict__["inner"] = optimizer
 
     @property
@@ -40,36 +40,36 @@ class OptimizerLink(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the wrapped optimizer."""
+        """The parameter groups of the wrapped optimizer."""
         return list(self.inner.param_groups)
 
     @property
     def state(self) -> Any:
-        """That of the wrapped optimizer."""
+        """The state of the wrapped optimizer."""
         return self.inner.state
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Those of the wrapped optimizer."""
+        """The default options of the wrapped optimizer."""
         return dict(self.inner.defaults)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns the wrapped optimizer's attributes."""
-        if name in ("inner", "optimizer"):  # an unpickled link wraps nothing
+        """Returns an attribute of the wrapped optimizer."""
+        if name in ("inner", "optimizer"):  # while unpickling, there is no wrapped optimizer yet
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters."""
-        # Not every optimizer takes a closure.
+        # Some optimizers accept no closure.
         return self.inner.step() if closure is None else self.inner.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Lets go of gradients."""
+        """Clears the gradients."""
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters."""
+        """Adds a group of parameters."""
         self.inner.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,14 +77,14 @@ class OptimizerLink(Optimizer):
         return dict(self.inner.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over a state of the wrapped optimizer."""
+        """Loads a state into the wrapped optimizer."""
         self.inner.load_state_dict(dict(state_dict))
 
     def keep_parameters(self, kept: Mapping[Parameter, Parameter]) -> None:
-        """Drops parameters, and replaces the others; see `optimizers.kept_parameters`.
+        """Drops parameters and replaces the others; see `optimizers.kept_parameters`.
 
         Args:
-            kept: What takes the place of each parameter that stays.
+            kept: The replacement of each parameter that stays.
         """
         if isinstance(self.inner, OptimizerLink):
             self.inner.keep_parameters(kept)

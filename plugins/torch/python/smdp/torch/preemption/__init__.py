@@ -1,1 +1,1 @@
-"""Stopping together."""
+"""Support for stopping all ranks together when a job is preempted."""

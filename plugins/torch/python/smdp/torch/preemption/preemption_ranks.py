@@ -1,4 +1,4 @@
-"""Whom smdp.preempted() asks in a program of torch's that may have no group over smdp."""
+"""Finds the ranks that smdp.preempted() asks in a torch program that may not use smdp as its backend."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from smdp import preemption
 
 
 def find_ranks() -> dist.ProcessGroup | None:
-    """Give preempted() ranks to ask: a group beside torch's of another backend, or this process alone.
+    """Sets up the ranks that preempted() asks.
+
+    If torch.distributed uses a different backend, this creates a group over smdp beside it. Without
+    torch.distributed it uses this process alone.
 
     Returns:
-        The group that was made for it, which must be kept; None if none was needed.
+        The created group, which the caller must keep, or None if no group was needed.
     """
     if preemption.has_world():
         return None

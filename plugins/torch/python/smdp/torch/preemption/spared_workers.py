@@ -1,4 +1,4 @@
-"""Workers of a DataLoader that outlive a SIGTERM to all processes, so that their rank can save."""
+"""DataLoader workers that survive a SIGTERM to all processes, so that their rank can save a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smdp.preemption import watched
 
 class _SparedProcess(ForkProcess):
     def start(self) -> None:
-        # Inherited by the fork, so that no moment is left in which the signal ends the worker.
+        # The fork inherits the mask, so the signal cannot end the worker at any moment.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, watched())
         try:
             super().start()
@@ -23,7 +23,7 @@ class _SparedProcess(ForkProcess):
         signals = watched()
         rank = os.getppid()
 
-        # A handler does not learn who has sent a signal; who waits for one does.
+        # Unlike a handler, sigwaitinfo() tells which process has sent the signal.
         def listen() -> None:
             while signal.sigwaitinfo(signals).si_pid != rank:
                 pass
@@ -38,10 +38,10 @@ class _SparedContext(ForkContext):
 
 
 def spared_workers() -> BaseContext:
-    """Let workers end by their rank's signals only, not by a launcher's.
+    """Returns a context for DataLoader workers that only their rank's signals end, not the launcher's.
 
     Returns:
-        For `DataLoader(multiprocessing_context=...)`, which torch refuses with num_workers=0. It forks
-        workers, whatever the start method of this process is.
+        The value for `DataLoader(multiprocessing_context=...)`, which torch refuses with num_workers=0. It
+        always forks the workers, whatever the start method of this process is.
     """
     return _SparedContext()

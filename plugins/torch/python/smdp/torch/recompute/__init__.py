@@ -1,1 +1,1 @@
-"""Activation checkpoints."""
+"""Activation checkpointing."""

@@ -1,7 +1,7 @@
-"""Activation checkpoints (`torch.utils.checkpoint`): those in a unit are its own business, others move in.
+"""Activation checkpoints (`torch.utils.checkpoint`) in pipelined models.
 
-What is recomputed in backward is the unit's forward alone, on the values and random numbers that it had: no
-rank runs the program between units again.
+A checkpoint inside a unit works as usual. One around units is moved into each of them, so backward recomputes
+only the unit's forward, with the same values and random numbers. The code between units never runs again.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 
 def has_checkpoints(module: nn.Module) -> bool:
-    """Tell whether a module, or one in it, is set to checkpoint, as transformers' are."""
+    """Returns whether a module, or a submodule, sets `gradient_checkpointing`, as in transformers."""
     return any(getattr(each, "gradient_checkpointing", False) is True for each in module.modules())
 
 
 def is_checkpointed() -> bool:
-    """Tell whether the innermost hooks on what autograd saves are those of a checkpoint."""
+    """Returns whether the innermost saved-tensor hooks belong to a checkpoint."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 def checkpointed(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function that keeps its inputs for backward and nothing else."""
+    """Returns a function that keeps only its inputs for backward and recomputes the rest."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(call, *args, use_reentrant=False, **kwargs)
@@ -38,27 +38,27 @@ def checkpointed(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_reentrant(unit: str) -> None:
-    """Refuse to run a unit within a reentrant checkpoint, which would run the program again in backward.
+    """Refuses to run a unit in a reentrant checkpoint, which would run the code between units again.
 
     Raises:
-        ValueError: It is in one.
+        ValueError: The unit runs in a reentrant checkpoint.
     """
     if torch.is_grad_enabled():
-        return  # such a checkpoint switches gradients off
+        return  # a reentrant checkpoint disables gradients
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is CheckpointFunction.forward.__code__:
             raise ValueError(
-                f"[smdp] module {unit!r} runs within torch.utils.checkpoint(use_reentrant=True), which would"
-                " run the model's code between modules again in backward; allowed: use_reentrant=False, of"
-                ' transformers gradient_checkpointing_enable({"use_reentrant": False})'
+                f"[smdp] module {unit!r} runs in torch.utils.checkpoint(use_reentrant=True), which would run"
+                " the model's code between modules again in backward. Pass use_reentrant=False; with"
+                ' transformers, call gradient_checkpointing_enable({"use_reentrant": False}).'
             )
         frame = frame.f_back
 
 
 @contextlib.contextmanager
 def outside_checkpoints() -> Iterator[None]:
-    """Let autograd save what runs within as if there were no checkpoint around it."""
+    """Disables the surrounding checkpoints, so that autograd saves the values used in the context."""
     around = []
     while is_checkpointed():
         around.append(torch._C._autograd._top_saved_tensors_default_hooks(True))
