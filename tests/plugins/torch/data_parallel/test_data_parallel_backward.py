@@ -234,7 +234,7 @@ def check_small_things() -> None:
     for cap in (float("nan"), float("inf"), 0, -1):
         with pytest.raises(ValueError, match=r"bucket_cap_mb is .*; it must be a number of MiB"):
             DistributedDataParallel(model(), bucket_cap_mb=cap)
-    with pytest.raises(ValueError, match="LazyBatchNorm1d, which does not know its channels"):
+    with pytest.raises(ValueError, match="LazyBatchNorm1d, which does not know its number of channels"):
         SyncBatchNorm.convert(nn.Sequential(nn.LazyBatchNorm1d()))
     norm = SyncBatchNorm(2, track_running_stats=False).eval()
     if dist.get_rank() == 0:  # not a collective

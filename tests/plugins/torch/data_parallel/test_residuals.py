@@ -108,7 +108,7 @@ def of_something_else() -> None:
     same = net.residuals()["coded"]
     assert all(torch.equal(same[one][k][1], state["coded"][one][k][1]) for one in same for k in same[one])
     state["of"]["rank"] += 1
-    with pytest.raises(ValueError, match=r"load_residuals\(\): rank is \d here and was \d where"):
+    with pytest.raises(ValueError, match=r"load_residuals\(\): rank is \d here, but was \d when"):
         net.load_residuals(state)
     plain, _ = wrapped("bf16", 0.0)
     assert plain.residuals() == {}

@@ -103,7 +103,7 @@ class Activated(nn.BatchNorm2d):
 
 
 def test_what_convert_takes() -> None:
-    with pytest.raises(ValueError, match="got Activated, a batch norm with a forward of its own"):
+    with pytest.raises(ValueError, match="got Activated, a batch norm that overrides forward"):
         SyncBatchNorm.convert(nn.Sequential(nn.Linear(2, 2), Activated(2)))
     with pytest.raises(TypeError, match=r"got a int in place of a torch\.nn\.Module"):
         SyncBatchNorm.convert(3)  # type: ignore[arg-type]

@@ -186,7 +186,7 @@ def check_dead_rank() -> None:
         model(inputs(2))
     assert time.monotonic() - start < 6
     with pytest.raises(
-        RuntimeError, match=r"Go on from a checkpoint, in a new process. The error was: .*rank 1"
+        RuntimeError, match=r"Continue from a checkpoint in a new process. The error was: .*rank 1"
     ):
         model.state_dict()
     os._exit(0)

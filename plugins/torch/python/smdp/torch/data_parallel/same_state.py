@@ -42,7 +42,7 @@ def check_same_state(group: ProcessGroupSmdp, state: Sequence[tuple[str, Tensor]
         theirs[place] if place < len(theirs) else "nothing more" for theirs in (every[0], every[rank])
     )
     raise MismatchError(
-        f"[smdp] rank {group.rank()} of {group.size()}: rank 0 broadcasts its frozen parameters and buffers,"
-        f" but it has {first} where rank {rank} has {other}. All ranks must build the same model and pass"
-        " the same broadcast_buffers. To keep each rank's own values, pass init_sync=False."
+        f"[smdp] rank {group.rank()} of {group.size()}: the frozen parameters and buffers of rank 0 cannot be"
+        f" broadcast: rank 0 has {first} where rank {rank} has {other}. All ranks must build the same model"
+        " and pass the same broadcast_buffers. To keep each rank's own values, pass init_sync=False."
     )

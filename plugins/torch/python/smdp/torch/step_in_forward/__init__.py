@@ -1,1 +1,1 @@
-"""Optimizers that step in the next forward."""
+"""Optimizer steps in the next forward."""

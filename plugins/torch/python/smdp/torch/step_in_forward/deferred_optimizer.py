@@ -1,4 +1,4 @@
-"""An optimizer whose step is carried out in parts, later."""
+"""An optimizer whose step is postponed and carried out in parts."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ _GLOBAL_HOOKS = (optimizer_module._global_optimizer_pre_hooks, optimizer_module.
 
 
 class DeferredOptimizer:
-    """Makes `optimizer.step()` a note of what it would do; step() does it for some of the parameters.
+    """Makes `optimizer.step()` record the step, which `step()` of this object then carries out in parts.
 
     Args:
-        optimizer: What it keeps, it keeps per parameter.
-        settle: Waits for all gradients and calls step() for all parameters. Only what waits is put off.
+        optimizer: The optimizer, which must keep its state per parameter.
+        settle: Waits for all gradients and calls `step()` for all parameters. It is called when a step cannot
+            be postponed.
     """
 
     def __init__(self, optimizer: Optimizer, settle: Callable[[], None]) -> None:
         self.optimizer = optimizer
         self._settle = settle
         self._step = optimizer.step
-        # The groups without their parameters, as they were at step(): a scheduler changes them before it is
-        # carried out. And by the id of a parameter that had a gradient the number of its group.
+        # The groups as they were at step(), without parameters, because a scheduler may change them before
+        # the step is carried out; and the group's number by the id of each parameter that had a gradient.
         self._noted: tuple[list[dict[str, Any]], dict[int, int]] | None = None
 
         def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> None:
             self._note(closure)
 
-        # A scheduler looks whether step() is the one that it has wrapped, and was called.
+        # A scheduler checks that step() is the method that it has wrapped, and that it was called.
         self._has_scheduler = hasattr(optimizer.step, _SCHEDULER)
         if self._has_scheduler:
             setattr(step, _SCHEDULER, True)
         optimizer.step = types.MethodType(step, optimizer)
 
     def forget(self) -> None:
-        """Begin anew: step() does nothing until the optimizer's own is called."""
+        """Discards the recorded step. `step()` then does nothing until the optimizer's `step()` is called."""
         self._noted = None
 
     def step(self, parameters: Iterable[Parameter]) -> None:
-        """Carry out what was noted for those parameters that are the optimizer's.
+        """Carries out the recorded step for those parameters that belong to the optimizer.
 
         Raises:
-            RuntimeError: The optimizer keeps something for all parameters of a group together.
+            RuntimeError: The optimizer keeps state for a whole group of parameters.
         """
         if self._noted is None:
             return
@@ -71,18 +72,21 @@ class DeferredOptimizer:
             for key, value in part.items():
                 if key != "params" and (key not in group or group[key] is not value or _is_changed(value)):
                     raise RuntimeError(
-                        f"[smdp] {type(self.optimizer).__name__} keeps {key!r} for a group of parameters; in"
-                        " StepInForward an optimizer must keep what it knows for each parameter."
+                        f"[smdp] {type(self.optimizer).__name__} keeps {key!r} for a whole group of"
+                        " parameters. With StepInForward an optimizer must keep its state for each parameter."
                     )
 
     def _note(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
-            raise ValueError("[smdp] StepInForward: step() takes no closure, for gradients come later.")
+            raise ValueError(
+                "[smdp] StepInForward: step() got a closure, which it does not support because the gradients"
+                " arrive later. Call step() without arguments."
+            )
         one = self.optimizer
         if any((*_GLOBAL_HOOKS, one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks)):
             raise ValueError(
-                "[smdp] StepInForward: the optimizer has step hooks, which would run for every unit. Remove"
-                " them."
+                "[smdp] StepInForward: the optimizer has step hooks, which would run once for every unit."
+                " Remove the hooks."
             )
         groups = self.optimizer.param_groups
         present = [one.grad for group in groups for one in group["params"] if one.grad is not None]
@@ -105,7 +109,7 @@ class DeferredOptimizer:
 
 
 def _copy(group: dict[str, Any]) -> dict[str, Any]:
-    """Copy a group without its parameters; a scheduler changes a learning rate that is a tensor in place."""
+    """Copies a group without its parameters. Tensors are cloned, since a scheduler changes them in place."""
     return {
         key: value.detach().clone() if isinstance(value, Tensor) else value
         for key, value in group.items()

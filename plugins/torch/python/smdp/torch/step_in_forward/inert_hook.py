@@ -1,4 +1,4 @@
-"""A hook on a module that stays behind when the module is copied or pickled."""
+"""A module hook that does nothing in copies of the module."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 
 class InertHook:
-    """Calls a function outside of compiled graphs; a copy of it does nothing.
+    """Calls a function outside compiled graphs. A copied or pickled hook does nothing.
 
     Args:
-        function: What to call; None: nothing.
-        *arguments: What with.
-        takes_result: Whether the last of a hook's own arguments, the result of a forward, follows them.
+        function: The function, or None to do nothing.
+        *arguments: The arguments of the function.
+        takes_result: Whether to append the last argument of the hook, which is the result of a forward hook.
     """
 
     def __init__(
@@ -25,10 +25,10 @@ class InertHook:
         self._takes_result = takes_result
 
     def __call__(self, *own: Any) -> None:
-        """Be called by torch."""
+        """Calls the function. torch calls this with the hook's arguments."""
         if self._function is not None:
             self._function(*self._arguments, *(own[-1:] if self._takes_result else ()))
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-        """Copy it without the function."""
+        """Copies the hook without the function."""
         return InertHook, ()

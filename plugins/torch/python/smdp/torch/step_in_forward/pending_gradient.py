@@ -1,4 +1,4 @@
-"""What stands for a gradient while its mean is on its way."""
+"""A placeholder for a gradient that is still being averaged."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from torch import Tensor
 
 
 class PendingGradient(Tensor):
-    """Has a parameter's shape, dtype and device, and no values: whatever reads them raises RuntimeError."""
+    """Has the shape, dtype and device of a parameter, but no values. Reading them raises RuntimeError."""
 
     @staticmethod
     def __new__(cls, parameter: Tensor) -> PendingGradient:
-        """Make one that a parameter's `.grad` accepts."""
+        """Creates a placeholder that the parameter accepts as its `.grad`."""
         made: PendingGradient = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
         return made
 
     def __repr__(self) -> str:
-        """Name it; Tensor's would read values."""
+        """Returns shape and dtype, because Tensor's method would read values."""
         return f"PendingGradient({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Refuse every operation."""
+        """Refuses every operation."""
         raise RuntimeError(
             f"[smdp] {func}: this gradient is still being averaged (StepInForward). Between backward() and"
-            " the next forward it cannot be read, clipped, unscaled or added to. Accumulate under no_sync(),"
-            " or call StepInForward.settle() before."
+            " the next forward it cannot be read, clipped, unscaled or added to. Call StepInForward.settle()"
+            " first, or use no_sync() to accumulate gradients."
         )

@@ -1,4 +1,4 @@
-"""Optimizer steps in the next forward, so that the rest of the gradients may still travel then."""
+"""Optimizer steps in the next forward, which overlaps with the averaging of the remaining gradients."""
 
 from __future__ import annotations
 
@@ -24,33 +24,35 @@ from smdp.torch.step_in_forward.pending_gradient import PendingGradient
 
 _log = logging.getLogger(__name__)
 
-# They are never called themselves.
+# Containers that are never called themselves.
 _COLLECTIONS = (nn.ModuleList, nn.ModuleDict)
 
 
 class StepInForward:
-    """Lets the next forward begin before all gradients of a step are averaged.
+    """Starts the next forward before all gradients of a step are averaged.
 
-    `backward()` then does not wait, `optimizer.step()` only notes what it would do, and each unit's
-    parameters are stepped right before the unit's next forward, as soon as their means are there. The front
-    layers' means, which backward produces last and the forward needs first, overtake the others. Training
-    gives the same bits.
+    `backward()` no longer waits, `optimizer.step()` only records the step, and the parameters of each unit
+    are stepped right before the unit's next forward, when their gradients are averaged. The gradients of the
+    first layers, which backward produces last and the forward needs first, are sent before the others.
+    Training gives the same bits.
 
-    What optimizers keep they must keep per parameter (SGD, Adam, AdamW, RMSprop, ...). Until it is stepped, a
-    parameter's `.grad` cannot be read: there is no clipping by the norm of all gradients and no GradScaler.
-    The `state_dict()` of model and optimizers carries all steps out first; whatever else looks at parameters
-    between `step()` and the next forward (an average of weights, `copy.deepcopy`, `torch.save(model)`) calls
-    settle() before. After an error of the network in a forward some units have taken the last step and others
-    have not: training goes on from a checkpoint, in a new process.
+    Optimizers must keep their state per parameter, as SGD, Adam, AdamW and RMSprop do. A parameter's `.grad`
+    cannot be read until the parameter is stepped, so neither GradScaler nor clipping by the norm of all
+    gradients is possible. `state_dict()` of the model and of the optimizers carries out all steps first. Call
+    `settle()` before any other code that uses parameters between `step()` and the next forward, such as an
+    average of weights, `copy.deepcopy` or `torch.save(model)`.
+
+    If the network fails during a forward, some units have taken the last step and others have not. Continue
+    from a checkpoint in a new process.
 
     Args:
-        model: On the CPU; parameters of its units are used in their unit's forward only.
-        *optimizers: Of parameters of the model, without step hooks.
+        model: The wrapped model, on the CPU. The parameters of a unit may be used only in its forward.
+        *optimizers: Optimizers of the model's parameters, without step hooks.
         units: Modules whose parameters are stepped together. Default: every element of the model's outermost
             ModuleLists and Sequentials. Parameters outside all units are stepped before the model's forward.
 
     Raises:
-        ValueError: The model, an optimizer or a unit cannot be used so.
+        ValueError: The model, an optimizer or a unit is not supported.
 
     Example:
         >>> model = smdp.torch.DistributedDataParallel(model)  # doctest: +SKIP
@@ -63,17 +65,17 @@ class StepInForward:
         *optimizers: Optimizer,
         units: Iterable[nn.Module] | None = None,
     ) -> None:
-        self._is_over = True  # all means of the last backward are there
+        self._is_over = True  # all gradients of the last backward are averaged
         if not isinstance(model, DistributedDataParallel):
             raise ValueError(
-                f"[smdp] StepInForward got a {type(model).__name__}; it needs a model that"
-                " smdp.torch.DistributedDataParallel has wrapped."
+                f"[smdp] StepInForward got a {type(model).__name__}, but needs a model wrapped in"
+                " smdp.torch.DistributedDataParallel."
             )
         for optimizer in optimizers:
             if not isinstance(optimizer, Optimizer):
                 raise ValueError(
-                    f"[smdp] StepInForward got a {type(optimizer).__name__} in place of an optimizer: give"
-                    " those of torch.optim, and modules by units=."
+                    f"[smdp] StepInForward got a {type(optimizer).__name__} in place of an optimizer. Pass"
+                    " torch optimizers, and modules as units=[...]."
                 )
         root = model.module
         chosen = _default_units(root) if units is None else list(units)
@@ -81,66 +83,67 @@ class StepInForward:
         for unit in chosen:
             if id(unit) not in inside:
                 raise ValueError(
-                    f"[smdp] StepInForward: a {type(unit).__name__} of units= is no part of the model."
+                    f"[smdp] StepInForward: units contains a {type(unit).__name__} that is not part of the"
+                    " model. Pass submodules of the wrapped model."
                 )
         self._names = {id(parameter): name for name, parameter in root.named_parameters()}
         self._hooks = model.gradient_hooks()
         self._parameters = self._hooks.parameters
         self._check(optimizers)
-        self._held: dict[int, Tensor | None] = {}  # by index: gradients that have not been handed back
-        self._error: BaseException | None = None  # that left units behind
+        self._held: dict[int, Tensor | None] = {}  # gradients that are still being averaged, by index
+        self._error: BaseException | None = None  # the error that kept units from their step
         self._placeholders = [PendingGradient(parameter) for parameter in self._parameters]
-        # Of forwards with something to do, until one that is trained has passed.
+        # Watches forwards with pending steps, until one with gradients enabled has succeeded.
         self._watch: PendingWatch | None = PendingWatch(self.name_of_pending)
         self._hook(root, chosen)
         self._optimizers = [DeferredOptimizer(one, self.settle) for one in optimizers]
         self._settle_before_saving(model, optimizers)
         self._hooks.deferral = self
-        # The other ranks may still wait for what this one has to send.
+        # The other ranks may still wait for gradients of this rank.
         atexit.register(_end_at_exit, weakref.ref(self))
 
     def __del__(self) -> None:
-        """Leave no step under way: this object holds its memory."""
+        """Ends the step under way, which uses memory that this object holds."""
         if self._is_over:
             return
         with contextlib.suppress(Exception):
-            if completion.is_current_thread():  # what the step waits for may wait for this thread
+            if completion.is_current_thread():  # waiting here could block the thread that ends the step
                 self._hooks.reducer.abort("a StepInForward was collected in the middle of a step")
             else:
                 self._end()
 
     def settle(self) -> None:
-        """Wait for all gradients and carry out the steps that were noted.
+        """Waits for all gradients and carries out the recorded steps.
 
         Raises:
-            RuntimeError: An error has kept some units from their step.
+            RuntimeError: An earlier error has kept some units from their step.
         """
         self._settle(range(len(self._parameters)))
 
     def hold(self) -> None:
-        """Take over the gradients of a backward that has just ended, which are on their way."""
+        """Replaces the gradients of a backward that has just ended by placeholders."""
         self._is_over = False
         for optimizer in self._optimizers:
             optimizer.forget()
         for index, parameter in enumerate(self._parameters):
             self._held[index] = parameter.grad
-            parameter.grad = self._placeholders[index]  # also where only other ranks have one
+            parameter.grad = self._placeholders[index]  # even if only other ranks have a gradient
 
     def name_of_pending(self, tensor: Tensor) -> str | None:
-        """Give the name of a parameter that has not been stepped yet; None if it is something else."""
+        """Returns the name of a parameter that has not been stepped yet, and None for any other tensor."""
         if any(self._parameters[index] is tensor for index in self._held):
             return self._names.get(id(tensor))
         return None
 
     def _check(self, optimizers: Iterable[Optimizer]) -> None:
         if self._hooks.deferral is not None:
-            raise ValueError("[smdp] this model is in a StepInForward already.")
+            raise ValueError("[smdp] this model is already in a StepInForward. Create only one for a model.")
         for index, parameter in enumerate(self._parameters):
             if self._hooks.shared.others(index):
                 raise ValueError(
                     f"[smdp] StepInForward: parameter {self._names[id(parameter)]!r} also belongs to"
-                    " another wrapped model, whose gradient it would take out of backward. Leave"
-                    " StepInForward out where models share parameters."
+                    " another wrapped model, from whose backward StepInForward would remove its gradient."
+                    " Models that share parameters cannot use StepInForward."
                 )
         averaged = {id(parameter) for parameter in self._parameters}
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -149,7 +152,7 @@ class StepInForward:
                 name = self._names.get(id(parameter), f"of shape {tuple(parameter.shape)}")
                 raise ValueError(
                     f"[smdp] StepInForward: an optimizer has parameter {name!r}, whose gradient the model"
-                    " does not average. Give that one an optimizer of its own."
+                    " does not average. Use a separate optimizer for this parameter."
                 )
 
     def _hook(self, root: nn.Module, units: Sequence[nn.Module]) -> None:
@@ -160,7 +163,7 @@ class StepInForward:
 
         chosen = {id(unit) for unit in units}
         taken = {index for unit in units for index in indices(unit)}
-        for module in root.modules():  # units, and whatever is called past them
+        for module in root.modules():  # units, and modules that are called outside them
             holds_units = any(id(one) in chosen for one in module.modules() if one is not module)
             mine = indices(module)
             if holds_units and id(module) not in chosen:
@@ -169,7 +172,7 @@ class StepInForward:
                 module.register_forward_pre_hook(InertHook(self._settle, mine), prepend=True)
         root.register_forward_pre_hook(InertHook(self._begin_forward), prepend=True)
         root.register_forward_hook(InertHook(self._end_forward, takes_result=True), always_call=True)
-        # The compiler does not look at hooks where it has compiled another model of the class without them.
+        # Code compiled for a model of the same class without hooks would be used again, without the hooks.
         torch.compiler.reset()
 
     def _settle_before_saving(self, model: DistributedDataParallel, optimizers: Iterable[Optimizer]) -> None:
@@ -184,21 +187,21 @@ class StepInForward:
     def _end_forward(self, result: object) -> None:
         if self._watch is not None and self._watch.is_open:
             self._watch.close()
-            # There is no result after an error.
+            # The result is None after an error.
             if result is not None and torch.is_grad_enabled():
                 self._watch = None
 
     def _settle(self, indices: Iterable[int]) -> None:
         if self._error is not None:
             raise RuntimeError(
-                "[smdp] StepInForward: an error has left parts of the model without their last step. Go on"
-                f" from a checkpoint, in a new process. The error was: {self._error}"
+                "[smdp] StepInForward: an error has left parts of the model without their last step. Continue"
+                f" from a checkpoint in a new process. The error was: {self._error}"
             ) from self._error
         mine = [index for index in indices if index in self._held] if self._held else []
         if not mine:
             return
         try:
-            # As after backward, whatever the forward around it is under.
+            # The step runs as after backward, regardless of the modes of the surrounding forward.
             with (
                 torch.inference_mode(False),
                 torch.no_grad(),
@@ -212,10 +215,10 @@ class StepInForward:
             raise
 
     def _step(self, indices: list[int]) -> None:
-        # Whether another rank has used a parameter is known last.
+        # Whether another rank has used a parameter is known only when the reducer's step has ended.
         if len(indices) == len(self._held) or any(self._held[index] is None for index in indices):
             self._end()
-        left = {}  # in .grad afterwards: None after zero_grad()
+        left = {}  # the value of .grad after the step; None after zero_grad()
         for index in indices:
             if not self._is_over:
                 with ranged("wait for gradients"):
@@ -248,9 +251,9 @@ def _default_units(root: nn.Module) -> list[nn.Module]:
 
 def _end_at_exit(steps: weakref.ref[StepInForward]) -> None:
     found = steps()
-    if found is None or _world.why_it_ends():  # then the others are to know at once
+    if found is None or _world.why_it_ends():  # after an error the other ranks must learn of it at once
         return
     try:
         found._end()
-    except Exception as error:  # noqa: BLE001 - there is nobody left to catch it
+    except Exception as error:  # noqa: BLE001 - the interpreter is exiting
         _log.warning("%s The last optimizer step was not carried out.", error)
