@@ -48,10 +48,12 @@ def written_and_read() -> None:
         assert torch.allclose(tensor, two[name], atol=1e-6), name
 
     assert checkpoint.has_safetensors(folder / "one") and not checkpoint.has_safetensors(folder)
-    with pytest.raises((ValueError, RuntimeError), match=r"holds neither model\.safetensors nor"):
+    with pytest.raises((ValueError, RuntimeError), match=r"contains neither model\.safetensors nor"):
         checkpoint.load_safetensors(folder, pipe)
     larger = smdp.torch.pipeline(made(lambda: Language(9)), stages=2, microbatches=4)
-    with pytest.raises((ValueError, RuntimeError), match=r"lacks 'blocks\.8\..*, which the model has"):
+    with pytest.raises(
+        (ValueError, RuntimeError), match=r"does not contain 'blocks\.8\..*, which the model has"
+    ):
         checkpoint.load_safetensors(folder / "one", larger)
 
 

@@ -90,7 +90,7 @@ def a_new_membership() -> None:
         dist.all_reduce(total, group=mesh.step_group(axis))
         assert total == sum(mesh.ranks(axis)), axis
 
-    with pytest.raises(ValueError, match="has 1 rank, and the world has 4"):
+    with pytest.raises(ValueError, match="has 1 rank, but the world has 4"):
         mesh.placement = Placement(1, 1, 1)
     assert mesh.placement.size == 4
     dist.destroy_process_group()

@@ -74,7 +74,7 @@ def norms_of_parts() -> None:
     for parameter, other in zip(sliced.parameters(), alone.parameters(), strict=True):
         keep_part(parameter, other.grad, "tp", mesh)  # type: ignore[arg-type]
     torch.testing.assert_close(smdp.torch.clip_grad_norm_(sliced, 1e9), expected)
-    with pytest.raises(ValueError, match="cannot be cut over axis 'pp'; allowed: tp, rdp, dp"):
+    with pytest.raises(ValueError, match=r"cannot be cut over axis 'pp'\. Use one of: tp, rdp, dp"):
         Cut("pp", mesh)
 
 

@@ -1,1 +1,1 @@
-"""Saving a model, and loading it into any other layout."""
+"""Saves a model and loads it into any parallel layout."""

@@ -1,7 +1,7 @@
-"""Checkpoints of a model in stages, which any other number of stages, replicas or processes can load.
+"""Checkpoints of a pipelined model, which can be loaded with any number of stages, replicas or processes.
 
-The format is that of `torch.distributed.checkpoint`. An entry has the name that it has in the whole model, so
-a checkpoint does not depend on the stages. The optimizer's entries have the names of torch's flat state dict.
+The format is that of `torch.distributed.checkpoint`. Entries have the names of the whole model, so a
+checkpoint does not depend on the stages. The optimizer's entries have the names of torch's flat state dict.
 
     checkpoint.save("step-100", pipe, optimizer)
     checkpoint.load("step-100", pipe, optimizer)     # in a job of 2, 4 or 1 stages
@@ -30,7 +30,7 @@ from smdp.torch.pipelining.state_dicts.state_entries import Entry, names_of, nea
 
 __all__ = ["has_safetensors", "load", "load_safetensors", "save", "save_safetensors"]
 
-_METADATA = ".metadata"  # torch writes it last: without it a checkpoint is not complete
+_METADATA = ".metadata"  # torch writes this file last, so a checkpoint without it is incomplete
 
 
 def save(
@@ -40,28 +40,28 @@ def save(
     *,
     weights: bool = True,
 ) -> None:
-    """Write a checkpoint, each entry once; every rank of the job calls it.
+    """Writes a checkpoint. All ranks of the job must call it.
 
-    A weight that several stages use is written by the lowest of them; what data-parallel replicas have in
-    common, by the first replica.
+    Each entry is written once. The lowest stage that uses a weight writes it, and the first data-parallel
+    replica writes for all replicas.
 
     Args:
-        path: A folder that all ranks see. It must not hold a checkpoint yet: one that is overwritten is lost
-            if writing ends early.
-        pipe: What pipeline() returned.
-        optimizer: Of its parameters; None: none is saved.
-        weights: Save parameters and buffers; False where save_safetensors() does.
+        path: A folder that all ranks can access. It must not contain a checkpoint, which would be lost if
+            writing failed.
+        pipe: The result of pipeline().
+        optimizer: An optimizer of its parameters, or None to save the model alone.
+        weights: Whether to save parameters and buffers. Pass False if save_safetensors() saves them.
 
     Raises:
-        ValueError: There is a checkpoint, or the optimizer is not of this model.
-        RuntimeError: A rank could not write; the message names it.
+        ValueError: The folder contains a checkpoint, or the optimizer does not belong to the model.
+        RuntimeError: A rank could not write. The message names the rank.
     """
     folder = Path(path)
     state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "pipeline": {}}
 
     def prepare() -> None:
         if (folder / _METADATA).exists():
-            raise ValueError(f"[smdp] {folder} holds a checkpoint already; allowed: another folder")
+            raise ValueError(f"[smdp] {folder} already contains a checkpoint. Save to another folder.")
         own = {parameter: name for name, parameter in pipe.named_parameters()}
         optimized = {} if optimizer is None else named_state(optimizer, own)
         for name, entry in pipe.entries().items():
@@ -88,21 +88,21 @@ def load(
     *,
     weights: bool = True,
 ) -> None:
-    """Read a checkpoint that any number of stages wrote; every rank of the job calls it.
+    """Loads a checkpoint written with any number of stages. All ranks of the job must call it.
 
-    Values are read into the parameters and buffers that there are. So are the optimizer's state, its
-    hyperparameters, and the number of steps that have run, on which random numbers depend.
+    Values are copied into the existing parameters and buffers. The optimizer's state, its hyperparameters and
+    the number of steps, on which random numbers depend, are also restored.
 
     Args:
-        path: The folder. Load only what you trust: torch keeps part of it as pickles.
-        pipe: What pipeline() returned, of the same model; stages, schedule and replicas may be others.
-        optimizer: Of its parameters, made as when it was saved.
-        weights: Read parameters and buffers; False leaves them as they are.
+        path: The folder. Load only checkpoints that you trust, because torch stores part of them as pickles.
+        pipe: The result of pipeline() for the same model. Stages, schedule and replicas may differ.
+        optimizer: An optimizer of its parameters, created as before saving, or None to leave it out.
+        weights: Whether to load parameters and buffers.
 
     Raises:
-        ValueError: There is no complete checkpoint; an entry is missing, unknown, or of another shape or
-            dtype; parameters that share a group of the optimizer did not. The model is as it was.
-        RuntimeError: A rank could not read; the message names it, and the model must not be used.
+        ValueError: The checkpoint is incomplete; an entry is missing, unknown, or differs in shape or dtype;
+            or the optimizer's groups differ from the saved ones. The model is left unchanged.
+        RuntimeError: A rank could not read. The message names the rank. The model must not be used.
     """
     folder = Path(path)
     state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "pipeline": {}}
@@ -122,18 +122,18 @@ def load(
             }
             if not flat:
                 raise ValueError(
-                    f"[smdp] {folder} holds no optimizer's state; allowed: load() without an optimizer"
+                    f"[smdp] {folder} contains no optimizer state. Call load() without an optimizer."
                 )
             state["optimizer"].update(room_for_state(optimizer, own, flat))
 
     on_every_rank(prepare)
-    # The optimizer first: what it refuses is known before a parameter has changed.
+    # The optimizer is loaded first, so that its errors occur before any parameter has changed.
     _read(folder, {"optimizer": state["optimizer"], "pipeline": state["pipeline"]})
     if optimizer is not None:
         on_every_rank(lambda: load_named_state(optimizer, own, state["optimizer"]))
     if weights:
         _read(folder, {"model": state["model"]})
-        # Tensors have been read into.
+        # Tensors have already been filled in place; this loads the other entries.
         pipe.load_state_dict(
             {name: item for name, item in state["model"].items() if not isinstance(item, Tensor)},
             strict=False,
@@ -141,7 +141,7 @@ def load(
     pipe.steps = state["pipeline"].get("steps", pipe.steps)
 
 
-# Shape and dtype of a tensor; None for anything else.
+# The shape and dtype of a tensor, or None for any other value.
 _Described = tuple[torch.Size, torch.dtype] | None
 
 
@@ -153,11 +153,11 @@ def _read(folder: Path, state: dict[str, dict[str, Any]]) -> None:
 
 
 def _saved(folder: Path) -> dict[str, _Described]:
-    """Returns what a checkpoint holds, by the keys that torch makes: 'model.h.0.weight'."""
+    """Returns the contents of a checkpoint by torch's keys, such as 'model.h.0.weight'."""
     if not (folder / _METADATA).is_file():
         raise ValueError(
-            f"[smdp] {folder} holds no complete checkpoint: {_METADATA}, which is written last, is not there;"
-            " allowed: a folder that save() has written to its end, seen by all ranks"
+            f"[smdp] {folder} does not contain a complete checkpoint: {_METADATA}, which is written last, is"
+            " missing. Pass a folder that save() has finished writing and that all ranks can access."
         )
     metadata: Metadata = dcp.FileSystemReader(folder).read_metadata()
     return {
@@ -167,14 +167,14 @@ def _saved(folder: Path) -> dict[str, _Described]:
 
 
 def _room(folder: Path, pipe: PipelinedModule, saved: dict[str, _Described]) -> dict[str, Any]:
-    """Give this rank's entries, to be read into, by name."""
+    """Returns this rank's entries by name, with the tensors to fill."""
     entries = pipe.entries()
     # A checkpoint that torch wrote from a whole model may have tied weights under all of their names.
     unknown = [name for name in _names(saved) if name not in entries]
     if unknown:
         raise ValueError(
-            f"[smdp] {folder} holds {names_of(unknown)}, which the model lacks{nearest(unknown[0], entries)}."
-            " Make the model as it was when it was saved."
+            f"[smdp] {folder} contains {names_of(unknown)}, which the model does not"
+            f" have{nearest(unknown[0], entries)}. Build the model as it was when it was saved."
         )
     room: dict[str, Any] = {}
     for name, entry in entries.items():
@@ -187,15 +187,15 @@ def _room(folder: Path, pipe: PipelinedModule, saved: dict[str, _Described]) -> 
 def _check(folder: Path, name: str, entry: Entry, saved: dict[str, _Described]) -> None:
     if f"model.{name}" not in saved:
         raise ValueError(
-            f"[smdp] {folder} lacks {name!r}, which the model has{nearest(name, _names(saved))}. Make the"
-            " model as it was when it was saved."
+            f"[smdp] {folder} does not contain {name!r}, which the model has{nearest(name, _names(saved))}."
+            " Build the model as it was when it was saved."
         )
     own = entry.value
     expected = (own.shape, own.dtype) if isinstance(own, Tensor) else None
     if saved[f"model.{name}"] != expected:
         raise ValueError(
-            f"[smdp] {name!r} is {_text(saved[f'model.{name}'])} in {folder} and {_text(expected)} in the"
-            " model; allowed: the same shape and dtype. Make the model as it was when it was saved."
+            f"[smdp] {name!r} is {_text(saved[f'model.{name}'])} in {folder}, but {_text(expected)} in the"
+            " model. Build the model as it was when it was saved, with the same shape and dtype."
         )
 
 
@@ -205,12 +205,12 @@ def _names(saved: dict[str, _Described]) -> list[str]:
 
 def _text(described: _Described) -> str:
     if described is None:
-        return "no tensor"
+        return "not a tensor"
     return f"{str(described[1]).removeprefix('torch.')}{list(described[0])}"
 
 
 def _reasons(error: CheckpointException) -> str:
-    """Tell which ranks failed, and why; torch adds their stacks."""
+    """Returns the failed ranks and their errors. torch's text would also include their stacks."""
     return "; ".join(
         f"rank {rank}: {type(reason).__name__}: {reason}"
         for rank, (reason, _) in sorted(error.failures.items())

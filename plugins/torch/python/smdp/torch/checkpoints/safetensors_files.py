@@ -1,4 +1,4 @@
-"""A model in stages as safetensors files, which Hugging Face's from_pretrained reads."""
+"""Saves and loads a pipelined model as safetensors files, which Hugging Face's from_pretrained() reads."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _SINGLE = "model.safetensors"
 
 
 def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
-    """Write the weights of all stages; every rank of the job calls it.
+    """Writes the weights of all stages as safetensors files. All ranks of the job must call it.
 
-    The rank of each stage writes what it has, so no rank ever holds the whole:
-    `model-00001-of-00002.safetensors` and so on, with `model.safetensors.index.json` beside; a single file is
-    `model.safetensors`. Names are those of the whole model; tied weights are there once, under their first
-    name. A configuration is not written: `model.config.save_pretrained(path)` does that.
+    The rank of each stage writes its own weights, so no rank ever holds the whole model. The files are
+    `model-00001-of-00002.safetensors` and so on, with an index `model.safetensors.index.json`, or a single
+    `model.safetensors`. Entries have the names of the whole model; tied weights are saved once, under their
+    first name. The configuration is not written; call `model.config.save_pretrained(path)` for it.
 
     Args:
-        path: A folder that all ranks see, without such files.
-        pipe: What pipeline() returned.
+        path: A folder that all ranks can access. It must not contain such files.
+        pipe: The result of pipeline().
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: There are such files already, or an entry is no tensor.
-        RuntimeError: A rank could not write; the message names it.
+        ValueError: The folder contains such files, or an entry is not a tensor.
+        RuntimeError: A rank could not write. The message names the rank.
     """
     folder = Path(path)
     tensors: dict[str, Tensor] = {}
@@ -43,17 +43,17 @@ def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         present = [*folder.glob("model*.safetensors"), *folder.glob(_INDEX)]
         if present:
-            raise ValueError(f"[smdp] {folder} holds {present[0].name} already; allowed: another folder")
+            raise ValueError(f"[smdp] {folder} already contains {present[0].name}. Save to another folder.")
         tensors.update(_tensors(pipe))
         return pipe.mesh.stage_rank, {name: tensor.nbytes for name, tensor in tensors.items()}
 
-    # Only ranks of the first replica have any.
+    # Only the ranks of the first replica have tensors to write.
     sizes = {rank: held for rank, held in sorted(on_every_rank(prepare), key=lambda told: told[0]) if held}
     files = {rank: _file_name(index, len(sizes)) for index, rank in enumerate(sizes)}
 
     def write() -> None:
         if tensors:
-            # The entry that transformers asks for.
+            # transformers requires this metadata entry.
             _save_file()(tensors, folder / files[pipe.mesh.stage_rank], metadata={"format": "pt"})
 
     def write_index() -> None:
@@ -69,13 +69,13 @@ def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
 
 
 def read_safetensors(path: str | PathLike[str]) -> dict[str, Tensor] | None:
-    """Read the weights of a folder, from one file or several.
+    """Reads the weights in a folder from one file or several.
 
     Args:
-        path: A folder with `model.safetensors`, or `model.safetensors.index.json` and what that names.
+        path: A folder with `model.safetensors`, or with `model.safetensors.index.json` and its files.
 
     Returns:
-        The tensors by name, on the CPU; None: there are no such files.
+        The tensors by name, on the CPU, or None if there are no such files.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -93,22 +93,22 @@ def read_safetensors(path: str | PathLike[str]) -> dict[str, Tensor] | None:
 
 
 def has_safetensors(path: str | PathLike[str]) -> bool:
-    """Tell whether a folder holds weights that load_safetensors() reads."""
+    """Returns whether a folder contains weights that load_safetensors() reads."""
     return any(Path(path, name).is_file() for name in (_SINGLE, _INDEX))
 
 
 def load_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
-    """Read this rank's weights; every rank of the job calls it.
+    """Loads this rank's weights from safetensors files. All ranks of the job must call it.
 
     Args:
-        path: A folder that save_safetensors() has written, of any number of stages, or save_pretrained().
-        pipe: What pipeline() returned, of the same model.
+        path: A folder written by save_safetensors(), with any number of stages, or by save_pretrained().
+        pipe: The result of pipeline() for the same model.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: There are no such files, an entry is missing, or has another shape. The model is as it
-            was.
-        RuntimeError: Another rank could not read; the message names it.
+        ValueError: There are no such files, or an entry is missing or has a different shape. The model is
+            left unchanged.
+        RuntimeError: Another rank could not read. The message names the rank.
     """
     folder = Path(path)
     found: dict[str, Tensor] = {}
@@ -120,13 +120,13 @@ def load_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
         for name, entry in entries.items():
             if not pipe.holds(entry) or entry.first_name != name:
                 continue
-            # Who wrote them may have kept a tied weight under another of its names.
+            # The files may have a tied weight under any of its names.
             names = [name, *(other for other, tied in entries.items() if tied.first_name == name)]
             saved = next((each for each in names if each in file_of), None)
             if saved is None:
                 raise ValueError(
-                    f"[smdp] {folder} lacks {name!r}, which the model has{nearest(name, file_of)}. Make the"
-                    " model as it was when it was saved."
+                    f"[smdp] {folder} does not contain {name!r}, which the model"
+                    f" has{nearest(name, file_of)}. Build the model as it was when it was saved."
                 )
             wanted.setdefault(file_of[saved], {})[name] = saved
         for file, names_in_file in wanted.items():
@@ -136,17 +136,19 @@ def load_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
                     check_shape(name, found[name], entries[name].value)
 
     on_every_rank(read)
-    # What is tied has been filled in with its first name.
+    # Tied weights are filled under their first name.
     pipe.load_state_dict(found, strict=False)
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """Give the file of each entry."""
+    """Returns the file of each entry by name."""
     if (folder / _INDEX).is_file():
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
         return dict(index["weight_map"])
     if not (folder / _SINGLE).is_file():
-        raise ValueError(f"[smdp] {folder} holds neither {_SINGLE} nor {_INDEX}; allowed: a folder with one")
+        raise ValueError(
+            f"[smdp] {folder} contains neither {_SINGLE} nor {_INDEX}. Pass a folder with one of these files."
+        )
     with _safe_open()(folder / _SINGLE, framework="pt") as opened:
         return dict.fromkeys(opened.keys(), _SINGLE)
 
@@ -162,11 +164,11 @@ def _tensors(pipe: PipelinedModule) -> dict[str, Tensor]:
             continue
         if not isinstance(entry.value, Tensor):
             raise ValueError(
-                f"[smdp] {name!r} is {type(entry.value).__name__}; allowed in safetensors: tensors. save()"
-                " keeps all of the model's state."
+                f"[smdp] {name!r} is a {type(entry.value).__name__}, but safetensors files contain only"
+                " tensors. Use save(), which writes all of the model's state."
             )
         tensor = entry.value.detach().cpu().contiguous()
-        # A part of a larger storage, which safetensors would have to cut out.
+        # safetensors does not save a view of a larger storage, so such a tensor is copied.
         is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
         found[name] = tensor.clone() if is_part else tensor
     return found
@@ -177,8 +179,8 @@ def _save_file() -> Callable[..., None]:
         from safetensors.torch import save_file
     except ImportError as error:
         raise ImportError(
-            "[smdp] save_safetensors() needs the package safetensors, which is not installed:"
-            " `pip install safetensors`; save() does without"
+            "[smdp] save_safetensors() needs the package safetensors, which is not installed. Run"
+            " `pip install safetensors`, or use save(), which does not need it."
         ) from error
     found: Callable[..., None] = save_file
     return found
@@ -189,7 +191,7 @@ def _safe_open() -> Any:
         from safetensors import safe_open
     except ImportError as error:
         raise ImportError(
-            "[smdp] load_safetensors() needs the package safetensors, which is not installed:"
-            " `pip install safetensors`"
+            "[smdp] load_safetensors() needs the package safetensors, which is not installed. Run"
+            " `pip install safetensors`."
         ) from error
     return safe_open

@@ -1,4 +1,4 @@
-"""The norm of all gradients of a pipelined model, equal to that of one process."""
+"""Gradient clipping by the norm over all stages of a pipelined model."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Scale gradients so that their norm over all stages is at most `max_norm`.
+    """Scales gradients so that their norm over all stages is at most `max_norm`.
 
-    All ranks of a pipeline call it. Norms of single parameters are collected in the model's order, tied ones
-    once, so the result has the bits of `torch.nn.utils.clip_grad_norm_` in one process. Parts of a parameter
-    that is cut into slices or shards count as one parameter; all ranks that hold parts of it call this.
+    All ranks of a pipeline must call it. The norms of single parameters are combined in the model's order,
+    tied ones once, so the result has the same bits as `torch.nn.utils.clip_grad_norm_` in one process. The
+    parts of a parameter that is cut into slices or shards count as one parameter, and all ranks that hold
+    parts of it must call this function.
 
     Args:
-        parameters: What `smdp.torch.pipeline()` gave, or its parameters. Those of another model are clipped
-            as torch does it, and their gradients may be sparse.
-        max_norm: Above 0.
-        norm_type: As torch's; "inf" is the largest absolute value.
-        error_if_nonfinite: Raise where the norm is infinite or not a number.
-        foreach: Scale many gradients in one call; None: where torch finds it faster.
+        parameters: The result of `smdp.torch.pipeline()`, or its parameters. The parameters of any other
+            model are clipped as torch does, and their gradients may be sparse.
+        max_norm: The largest norm, above 0.
+        norm_type: The order of the norm, as in torch; "inf" for the largest absolute value.
+        error_if_nonfinite: Whether to raise an error if the norm is infinite or NaN.
+        foreach: Whether to scale many gradients in one call. With None, torch decides.
 
     Returns:
         The norm before clipping, the same on all ranks.
 
     Raises:
-        RuntimeError: The norm is not finite, and that is an error.
-        ValueError: No parameters, and it cannot be told which pipeline's.
+        RuntimeError: The norm is not finite, and `error_if_nonfinite` is set.
+        ValueError: There are no parameters, and the process has several pipelines.
     """
     pipe = parameters if isinstance(parameters, PipelinedModule) else None
     if isinstance(parameters, nn.Module):
@@ -56,17 +57,18 @@ def clip_grad_norm_(
         total = _total_norm(own, pipe, float(norm_type))
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
-            f"[smdp] the gradients' norm of order {norm_type} is {float(total)}, so it cannot be clipped to"
-            f" {max_norm}. Look for an overflow, or pass error_if_nonfinite=False."
+            f"[smdp] the norm of order {norm_type} of the gradients is {float(total)} and cannot be clipped"
+            f" to {max_norm}. Look for an overflow, or pass error_if_nonfinite=False."
         )
     torch.nn.utils.clip_grads_with_norm_(own, max_norm, total, foreach)
     return total
 
 
 def _with_dense_gradient(parameter: Tensor) -> Tensor:
-    """Returns a tensor whose gradient is the rows of a sparse one, in its memory; else the parameter.
+    """Returns a stand-in with the values of a sparse gradient as its gradient, or the parameter itself.
 
-    torch's function does not take sparse gradients. Rows that are not there add nothing to the norm.
+    torch's clipping does not accept sparse gradients. The stand-in shares memory with the sparse gradient.
+    Missing rows add nothing to the norm.
     """
     gradient = parameter.grad
     if gradient is None or not gradient.is_sparse:
@@ -86,17 +88,17 @@ def _pipe_of(parameters: list[Tensor]) -> PipelinedModule | None:
         pipe = None if weight is None or weight.pipe is None else weight.pipe()
         if pipe is not None:
             return pipe  # type: ignore[no-any-return]
-    # A rank that trains nothing, say of a frozen stage, takes part in the norm of the others.
+    # A rank without trained parameters, as of a frozen stage, takes part in the norm of the others.
     if not parameters and len(live) > 1:
         raise ValueError(
-            "[smdp] clip_grad_norm_() got no parameters, and this process has several pipelines; give it the"
-            " pipelined module instead"
+            "[smdp] clip_grad_norm_() got no parameters, and this process has several pipelines. Pass the"
+            " pipelined module instead."
         )
     return next(iter(live), None) if not parameters else None
 
 
 def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tensor:
-    """Returns the norm over all stages; norms are collected in the model's order."""
+    """Returns the norm over all stages, with the norms of parameters combined in the model's order."""
     places = {name: place for place, name in enumerate(pipe.split.weights)}
     mesh = pipe.mesh
     table = NormTable(len(places), order, pipe.device)
@@ -108,7 +110,7 @@ def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tenso
         held[places[weight.name]] = parameter
         if parameter.grad is None:
             continue
-        # A tied weight counts where it is used first.
+        # A tied weight counts on the first stage that uses it.
         first_stage = min(pipe.split.weights[weight.name])
         if pipe.schedule.rank_of[first_stage] == mesh.stage_rank:
             table.enter(places[weight.name], parameter.grad)
@@ -118,7 +120,7 @@ def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tenso
 
 
 def _total_norm_without_stages(own: list[Tensor], cut: Cut, order: float) -> Tensor:
-    """Returns the norm of parameters of which some are cut, and none lies on another stage."""
+    """Returns the norm of parameters that lie on a single stage, some of which are cut."""
     table = NormTable(len(own), order, own[0].device)
     for place, parameter in enumerate(own):
         if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""A loss scaler for fp16 on which all stages agree."""
+"""A loss scaler for fp16 that keeps all stages in agreement."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 
 
 class GradScaler(torch.amp.GradScaler):
-    """`torch.amp.GradScaler` for a pipelined model: an overflow on one stage skips the step on all.
+    """Scales the loss of a pipelined model. An overflow on one stage skips the step on all stages.
+
+    This is a `torch.amp.GradScaler`. Pass it to `train_step(..., scaler=...)` of the pipelined module.
 
     Args:
-        pipe: What `smdp.torch.pipeline()` gave; give this scaler to its train_step(..., scaler=...).
-        device: Where gradients are.
-        **kwargs: As torch's.
+        pipe: The result of `smdp.torch.pipeline()`.
+        device: The device type of the gradients.
+        **kwargs: The keyword arguments of torch's class.
     """
 
     def __init__(self, pipe: PipelinedModule, device: str = "cpu", **kwargs: Any) -> None:
         super().__init__(device, **kwargs)
         self._pipe = pipe
         if self.is_enabled():
-            # torch does it where a loss is scaled: only one stage has one.
+            # torch does this when it scales a loss, but only one stage has a loss.
             self._lazy_init_scale_growth_tracker(pipe.device)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide gradients by the scale, and let all stages and parts know of an overflow."""
+        """Divides gradients by the scale, and combines the overflow flags of all stages and parts."""
         super().unscale_(optimizer)
         if not self.is_enabled():
             return
@@ -46,7 +48,7 @@ class GradScaler(torch.amp.GradScaler):
             flag.copy_(total.reshape(flag.shape))
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Step unless a stage has an overflow; unscales first, where that has not been done."""
+        """Steps the optimizer unless a stage has an overflow. Unscales the gradients first if necessary."""
         if self.is_enabled() and not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:
             self.unscale_(optimizer)
         result: float | None = super().step(optimizer, *args, **kwargs)
@@ -55,10 +57,10 @@ class GradScaler(torch.amp.GradScaler):
     def _holders(
         self, optimizer: torch.optim.Optimizer
     ) -> tuple[ParallelMesh, tuple[Axis, ...], torch.device]:
-        """Returns over which axes of a mesh the gradients of the model lie, and the device of this rank's."""
+        """Returns the mesh, the axes over which the gradients are distributed, and their device here."""
         return self._pipe.mesh, (*axes_of_optimizer(optimizer), "pp"), self._pipe.device
 
 
 def axes_of_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Axis, ...]:
-    """Returns the axes over which parameters of an optimizer are cut."""
+    """Returns the axes over which any parameter of an optimizer is cut."""
     return axes_of_cuts(parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -1,4 +1,4 @@
-"""The norm of gradients on several ranks: whole parameters count once, parts of one parameter are joined."""
+"""The norm of gradients that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
 
 
 class NormTable:
-    """The norm of each parameter of a model, filled in by the ranks that hold it.
+    """The gradient norm of each parameter of a model, filled in by the ranks that hold it.
+
+    A whole parameter counts once, and the parts of a cut parameter are joined.
 
     Args:
-        size: Parameters of the whole model.
-        order: Of the norm.
-        device: Where the table lies.
+        size: The number of parameters of the whole model.
+        order: The order of the norm.
+        device: The device of the table.
     """
 
     def __init__(self, size: int, order: float, device: torch.device) -> None:
         self._order = order
-        # Norms, and whether they are there. Who has none leaves zeros, so a sum over ranks is exact.
+        # Norms, and whether they are known. A rank without a norm leaves zeros, so sums over ranks are exact.
         self._found = torch.zeros(2, size, device=device, dtype=torch.float64)
         self._dtype = torch.float32
 
     def enter(self, place: int, gradient: Tensor) -> None:
-        """Enters this rank's gradient of a parameter, or its part of it."""
+        """Enters the norm of this rank's gradient of a parameter, or of its part."""
         if gradient.numel() == 0:
             return
         norm = torch.linalg.vector_norm(gradient, self._order)
@@ -37,18 +39,18 @@ class NormTable:
         self._found[1, place] = 1
 
     def join_parts(self, held: Mapping[int, Tensor], mesh: ParallelMesh) -> None:
-        """Makes norms of parameters of those of their parts; all ranks that hold the same stage call it.
+        """Combines the norms of parts into norms of parameters. All ranks that hold the same stage call it.
 
         Args:
-            held: This rank's parameters, by place, with those that have no gradient.
-            mesh: Over whose axes they are cut.
+            held: This rank's parameters by their place in the table, including those without a gradient.
+            mesh: The mesh over whose axes they are cut.
         """
         for axis in axes_of_cuts(held.values()):
             places = [place for place, each in held.items() if (cut := cut_of(each)) and cut.axis == axis]
             self._found[:, places] = self._joined(self._found[:, places], mesh, axis)
 
     def add_stages(self, mesh: ParallelMesh) -> None:
-        """Takes over what the other ranks of the pipeline have entered."""
+        """Adds the norms that the other ranks of the pipeline have entered. Collective over the pipeline."""
         dist.all_reduce(self._found, group=mesh.step_group("pp"))
 
     def total(self) -> Tensor:
@@ -57,7 +59,7 @@ class NormTable:
         return torch.linalg.vector_norm(norms, self._order) if norms.numel() else norms.new_zeros(())
 
     def _joined(self, parts: Tensor, mesh: ParallelMesh, axis: Axis) -> Tensor:
-        """Returns the norms whose parts are on the ranks along an axis, and whether there is any part."""
+        """Returns the norms over the ranks along an axis, and whether each has any part."""
         ranks = mesh.ranks(axis)
         told = torch.zeros(len(ranks), *parts.shape, device=parts.device, dtype=parts.dtype)
         told[ranks.index(mesh.rank)] = parts

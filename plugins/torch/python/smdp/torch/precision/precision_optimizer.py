@@ -1,4 +1,4 @@
-"""The link of an optimizer that knows the precision of gradients."""
+"""The optimizer link for the precision of gradients."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from smdp.torch.precision.clipping import clip_grad_norm_
 
 
 class PrecisionOptimizer(OptimizerLink):
-    """Steps with gradients of the precision that the model computes in.
+    """Steps with gradients in the precision that the model computes in.
 
-    Loss scales are those of a `GradScaler`, which takes this link as any optimizer. The gradients that it
-    calls master gradients are the parameters' own; a master copy in fp32 will be in this link.
+    For loss scaling, use a `GradScaler`, which accepts this link like any optimizer. There is no fp32 master
+    copy of the parameters, so the master gradients are the parameters' own gradients.
     """
 
     @property
     def overflow(self) -> bool:
-        """Whether the last step was skipped for an overflow in fp16, which comes later."""
+        """Whether the last step was skipped because of an fp16 overflow. Always False."""
         return False
 
     def clip_master_grads(
         self, max_norm: float, parameters: nn.Module | Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Scales gradients so that their norm is at most `max_norm`; returns the norm before.
+        """Scales gradients so that their norm is at most `max_norm`.
 
         Args:
-            max_norm: Above 0.
-            parameters: Whose gradients. Default: those of the parameters of the optimizer.
+            max_norm: The largest norm, above 0.
+            parameters: The parameters of the gradients. Default: the parameters of the optimizer.
+
+        Returns:
+            The norm before clipping.
         """
         if parameters is None:
             parameters = [each for group in self.param_groups for each in group["params"]]
