@@ -260,7 +260,7 @@ def check_changed_after_wrapping() -> None:
     shorter = nn.Linear(4, 1, bias=False)
     ddp = DistributedDataParallel(shorter)
     shorter.weight.data = torch.zeros(1, 2)
-    with pytest.raises(RuntimeError, match=r"'weight' .* is torch.float32 of 2 now.*Wrap the model anew"):
+    with pytest.raises(RuntimeError, match=r"'weight' .* is torch.float32 of 2 now.*Wrap the model again"):
         ddp(torch.ones(2, 2)).sum().backward()
 
 

@@ -191,7 +191,7 @@ def check_failed_copy() -> None:
         if dist.get_rank() == 1:
             staging.error = RuntimeError("CUDA error: an illegal memory access was encountered")
         begin = time.monotonic()
-        with pytest.raises(smdp.SmdpError, match=r"have not arrived from their device: CUDA error") as found:
+        with pytest.raises(smdp.SmdpError, match=r"from their device failed: CUDA error") as found:
             dist.all_reduce(torch.ones(3), async_op=True).wait()
         assert "rank 1 of 2" in str(found.value)
         assert time.monotonic() - begin < 5

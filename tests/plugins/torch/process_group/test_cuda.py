@@ -106,7 +106,7 @@ def captured() -> None:
     device = take_device()
     tensor = torch.ones(7, device=device)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError, match="within the capture of a CUDA graph"), torch.cuda.graph(graph):
+    with pytest.raises(RuntimeError, match="during the capture of a CUDA graph"), torch.cuda.graph(graph):
         dist.all_reduce(tensor)
 
 

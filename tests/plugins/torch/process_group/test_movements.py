@@ -125,7 +125,9 @@ def check_lists() -> None:
     inputs = [torch.ones(2), torch.ones(3)]
     for count in (1, 3):
         outputs = [[torch.zeros(2 + i) for i in range(count)] for _ in range(size)]
-        with pytest.raises(ValueError, match=f"for rank 0 has {count} outputs; it needs one per input, 2"):
+        with pytest.raises(
+            ValueError, match=f"for rank 0 has {count} outputs, but needs one for each of the 2"
+        ):
             dist.all_gather_coalesced(outputs, inputs)
 
 
@@ -135,8 +137,8 @@ def check_messages() -> None:
     begin = rf"^\[smdp\] rank {rank} of {size} \(host .*\): "
     one, rows = torch.ones(3), torch.eye(3).to_sparse_csr()
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        (TypeError, "all_reduce: smdp moves dense tensors", lambda: dist.all_reduce(rows)),
-        (TypeError, "broadcast: smdp moves tensors on cpu", lambda: dist.broadcast(one.to("meta"), 0)),
+        (TypeError, "all_reduce: smdp supports dense tensors", lambda: dist.all_reduce(rows)),
+        (TypeError, "broadcast: smdp supports tensors on cpu", lambda: dist.broadcast(one.to("meta"), 0)),
         (
             ValueError,
             rf"all_gather: the output has {7 * size} elements",
@@ -145,12 +147,12 @@ def check_messages() -> None:
         (ValueError, "all_gather: the output needs one tensor per rank", lambda: dist.all_gather([], one)),
         (
             ValueError,
-            f"all_to_all_single: the input needs one split size per rank: {size}, got 7",
+            f"all_to_all_single: the input needs one split size per rank, {size} in total, but got 7",
             lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), None, [1] * 7),
         ),
         (
             TypeError,
-            "reduce_scatter: all tensors of one call need one dtype",
+            "reduce_scatter: all tensors of one call must have the same dtype",
             lambda: dist.reduce_scatter_tensor(one.int(), torch.ones(3 * size)),
         ),
         (

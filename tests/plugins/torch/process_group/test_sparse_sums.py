@@ -87,7 +87,9 @@ def check_refusals() -> None:
     with pytest.raises(ValueError, match=r"of shape \[4\] has index 7 in dimension 0; allowed: 0 to 3"):
         dist.all_reduce(outside)
     for call in (lambda: dist.broadcast(tensor, 0), lambda: dist.all_reduce(torch.eye(3).to_sparse_csr())):
-        with pytest.raises(TypeError, match=r"smdp moves dense tensors, got torch\.sparse"):
+        with pytest.raises(
+            TypeError, match=r"smdp supports dense tensors here, but got a tensor of layout torch\.sparse"
+        ):
             call()
     dist.all_reduce(tensor)  # nothing was sent
     assert tensor.to_dense()[1] == dist.get_world_size()

@@ -1,1 +1,1 @@
-"""The backend "smdp" of torch.distributed: the group, its calls, works, tensors and GPU copies."""
+"""The backend "smdp" of torch.distributed: groups, calls, works, tensors and GPU copies."""

@@ -1,4 +1,4 @@
-"""What the collectives share: options, counts, and how a call ends."""
+"""Helpers shared by all collectives: options, element counts and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Options(Protocol):
-    """What all of torch's option classes have."""
+    """The attributes that all of torch's option classes have."""
 
     @property
     def timeout(self) -> timedelta: ...
@@ -32,10 +32,10 @@ class Calls:
 
     Attributes:
         _group: The core's group.
-        _rank: This process within the group.
-        _size: Processes in the group.
-        _timeout_s: Timeout of calls that name none; negative: the core's.
-        _sequence: Number of collectives started.
+        _rank: The rank of this process in the group.
+        _size: The number of ranks in the group.
+        _timeout_s: The timeout in seconds of calls that do not pass their own; negative for the core's.
+        _sequence: The number of collectives started so far.
     """
 
     _group: Group
@@ -46,11 +46,11 @@ class Calls:
 
     def _seconds(self, opts: Options) -> float:
         timeout = opts.timeout
-        # torch says -1 ms where the caller gave no timeout.
+        # torch passes -1 ms if the caller gave no timeout.
         return self._timeout_s if timeout.days < 0 else seconds_of(timeout)
 
     def _arrival(self, staging: Staging, keep: object, is_async: bool) -> Arrival | None:
-        """Give what the operations that are started next wait for; None where their values are there."""
+        """Returns the arrival that the next operations must wait for, or None if their values are here."""
         if is_async and staging.is_late:
             return arrivals.expect(staging, keep, self._group)
         staging.ready()
@@ -63,7 +63,7 @@ class Calls:
         staging: Staging,
         keep: object = None,
     ) -> Work:
-        """Give the Work of operations that were started, or have already ended (handles of None)."""
+        """Returns the Work of started operations. A handle of None means that the operation has ended."""
         pending = [handle for handle in handles if handle is not None]
         if pending:
             return HandleWork(pending, tensors, keep, staging if staging.is_needed else None)
@@ -80,7 +80,7 @@ class Calls:
         keep: object,
         is_async: bool,
     ) -> Work:
-        """Give the Work of several operations started asynchronously; wait for them unless `is_async`."""
+        """Returns the Work of several asynchronous operations, after waiting for them unless `is_async`."""
         if not handles:
             return COMPLETED
         work = self._end(handles, tensors, staging, keep)
@@ -90,14 +90,14 @@ class Calls:
         return COMPLETED
 
     def _check_coalesced(self, call: str, used: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
-        """Refuse operations of one call that write what another of them uses.
+        """Checks that no operation of a coalesced call writes memory that another one uses.
 
         Args:
-            call: Its name in errors.
-            used: Per operation what it reads and what it writes: a tensor for each rank, or this rank's.
+            call: The name of the call, for the message.
+            used: The tensors that each operation reads and writes: one for each rank, or this rank's alone.
 
         Raises:
-            ValueError: Two share memory.
+            ValueError: Two operations share memory that one of them writes.
         """
         check_apart(
             call,
@@ -117,39 +117,43 @@ class Calls:
 
     def _check_list(self, tensors: Sequence[Tensor], what: str) -> None:
         if len(tensors) != self._size:
-            raise ValueError(f"{what} needs one tensor per rank: {self._size}, got {len(tensors)}")
+            raise ValueError(
+                f"{what} needs one tensor per rank, {self._size} in total, but got {len(tensors)}"
+            )
 
 
 def check_paired(outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: str) -> None:
-    """Refuse a coalesced call with more of one than of the other.
+    """Checks that a coalesced call has as many outputs as inputs.
 
     Raises:
-        ValueError: There are not as many outputs as inputs.
+        ValueError: The numbers differ.
     """
     if len(outputs) != len(inputs):
-        raise ValueError(f"{call}: {len(outputs)} outputs for {len(inputs)} inputs; give one for each")
+        raise ValueError(
+            f"{call}: got {len(outputs)} outputs for {len(inputs)} inputs. Pass one output for each input."
+        )
 
 
 def single(tensors: Sequence[Tensor], call: str) -> Tensor:
-    """Give the only tensor of a list.
+    """Returns the only tensor of a list.
 
     Raises:
-        ValueError: There is not exactly one.
+        ValueError: The list does not have exactly one tensor.
     """
     if len(tensors) != 1:
-        raise ValueError(f"{call} takes one tensor per process, got {len(tensors)}")
+        raise ValueError(f"{call} takes one tensor per process, but got {len(tensors)}")
     return tensors[0]
 
 
 def pointers(tensor: Tensor, parts: int) -> list[int]:
-    """Give the addresses of equal parts of a contiguous tensor."""
+    """Returns the addresses of equal parts of a contiguous tensor."""
     base = tensor.data_ptr()
     step = tensor.numel() // parts * tensor.element_size()
     return [base + step * part for part in range(parts)]
 
 
 def split_pointers(tensor: Tensor, counts: Sequence[int]) -> list[int]:
-    """Give the addresses of consecutive parts of `counts` elements."""
+    """Returns the addresses of consecutive parts with `counts` elements."""
     address = tensor.data_ptr()
     addresses = []
     for count in counts:
@@ -159,25 +163,34 @@ def split_pointers(tensor: Tensor, counts: Sequence[int]) -> list[int]:
 
 
 def split_counts(tensor: Tensor, splits: Sequence[int], parts: int, what: str) -> list[int]:
-    """Turn split sizes along the first dimension into numbers of elements.
+    """Converts split sizes along the first dimension to element counts.
 
     Args:
-        tensor: What is split.
-        splits: One size per part; empty for equal parts.
-        parts: How many.
-        what: Its name in errors.
+        tensor: The tensor to split.
+        splits: One size in rows per part, or empty for equal parts.
+        parts: The number of parts.
+        what: The name of the tensor, for messages.
+
+    Returns:
+        The number of elements of each part.
 
     Raises:
-        ValueError: The sizes do not add up.
+        ValueError: The sizes do not add up to the rows, or the rows cannot be divided equally.
     """
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % parts:
-            raise ValueError(f"the {what} has {rows} rows, not divisible among {parts} ranks")
+            raise ValueError(
+                f"the {what} has {rows} rows, which cannot be divided equally among {parts} ranks. Pass split"
+                " sizes."
+            )
         return [tensor.numel() // parts] * parts
     if len(splits) != parts:
-        raise ValueError(f"the {what} needs one split size per rank: {parts}, got {len(splits)}")
+        raise ValueError(f"the {what} needs one split size per rank, {parts} in total, but got {len(splits)}")
     if sum(splits) != rows or min(splits) < 0:
-        raise ValueError(f"split sizes {list(splits)} of the {what} do not add up to its {rows} rows")
+        raise ValueError(
+            f"the split sizes {list(splits)} of the {what} must not be negative and must add up to its"
+            f" {rows} rows"
+        )
     row = tensor.numel() // rows if rows else 0
     return [size * row for size in splits]

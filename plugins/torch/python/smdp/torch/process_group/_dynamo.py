@@ -1,8 +1,7 @@
-"""Keep torch.compile from compiling smdp's own functions.
+"""Keeps torch.compile from compiling smdp's functions.
 
-Between two compiled parts of a model torch calls the process group, and the compiler would try to compile
-that call too. `torch.compiler.disable` would say the same, at the price of a wrapper around every call and
-of importing the compiler.
+torch calls the process group between two compiled parts of a model, and the compiler would try to compile
+that call. `torch.compiler.disable` would also prevent it, but it imports the compiler and wraps every call.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 
 def hide_package(package: str) -> None:
-    """Mark every function of the loaded modules of a package; does nothing where torch has no such mark."""
+    """Marks every function in the loaded modules of a package. Does nothing if torch has no such mark."""
     try:
         from torch._C._dynamo.eval_frame import (
             _FrameAction,

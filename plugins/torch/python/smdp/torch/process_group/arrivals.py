@@ -1,6 +1,6 @@
-"""The thread that waits until values have come from a device: who asked for the operation has more to do.
+"""A thread that waits for values from a device, so that asynchronous calls return at once.
 
-It waits in the order in which the copies were enqueued, and outside of the GIL.
+It waits in the order in which the copies were enqueued, without holding the GIL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _last_ns = 0
 
 
 class _Awaited:
-    """Values on their way. Holds their memory: the operation may have failed before they come."""
+    """Values on their way from a device. Keeps their memory, even if the operation fails earlier."""
 
     __slots__ = ("arrival", "before", "group", "keep", "staging")
 
@@ -39,7 +39,7 @@ class _Awaited:
         self.before = before
 
     def wait(self) -> None:
-        """Wait for them, and tell the operations."""
+        """Waits for the values, then lets the operations start."""
         global _last_ns
         self.staging.ready()
         _last_ns = time.monotonic_ns()
@@ -53,13 +53,16 @@ _inherited: list[object] = []
 
 
 def expect(staging: Staging, keep: object, group: Group, before: Callable[[], None] | None = None) -> Arrival:
-    """Give what operations that read staged values are to wait for; to be asked for before they are started.
+    """Returns the arrival of staged values, which operations that read them must wait for.
+
+    Call it before the operations are started.
 
     Args:
         staging: The copies, which have begun.
-        keep: Every tensor that they fill.
-        group: That of the operations; closed on all ranks if a copy fails.
-        before: Called when the values are there, before the operations hear of it. Another thread calls it.
+        keep: All tensors that the copies fill.
+        group: The group of the operations. It is closed on all ranks if a copy fails.
+        before: A function that another thread calls when the values have arrived, before the operations
+            start.
     """
     _thread.start()
     awaited = _Awaited(staging, keep, group, before)
@@ -68,7 +71,7 @@ def expect(staging: Staging, keep: object, group: Group, before: Callable[[], No
 
 
 def last_ns() -> int:
-    """Say when values came last, by `time.monotonic_ns`; 0: none have."""
+    """Returns the `time.monotonic_ns()` of the last arrival of values, or 0 if there was none."""
     return _last_ns
 
 
@@ -78,16 +81,16 @@ def _run() -> None:
         try:
             awaited.wait()
         except Exception as error:
-            with contextlib.suppress(Exception):  # it is closed
-                awaited.group.abort(f"values of this rank have not arrived from their device: {error}")
-            if not has_failed:  # what fails once on a device does so from then on
-                _logger.exception("values have not arrived from their device")
+            with contextlib.suppress(Exception):  # the group may be closed already
+                awaited.group.abort(f"copying values of this rank from their device failed: {error}")
+            if not has_failed:  # after one failure, all later copies from the device fail too
+                _logger.exception("[smdp] copying values from their device failed")
             has_failed = True
         del awaited  # holds tensors
 
 
 def _forget() -> None:
-    """Keep what a forked child has inherited of a device from ending in that process."""
+    """Keeps inherited device objects alive in a forked child, where they must not be destroyed."""
     global _queue
     _inherited.append(_queue)
     _queue = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""A thread of the plugin that begins with its first use, and ends before the interpreter does."""
+"""A thread that starts on first use and ends before the interpreter exits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MOST_S = 5.0
 
 
 class BackgroundThread:
-    """A daemon thread; a forked child begins one of its own.
+    """A daemon thread. A forked child starts its own.
 
     Args:
-        name: Shown by debuggers.
-        run: What it does, until `end` has been called.
-        end: Has `run` return soon. Called at exit, as a thread that wakes up in a dying interpreter crashes
-            it, and after the exit functions that were registered later.
+        name: The name of the thread, which debuggers show.
+        run: The function that the thread runs until `end` is called.
+        end: Makes `run` return soon. It is called at exit, after the exit functions registered later, because
+            a thread that wakes up during interpreter shutdown would crash it.
     """
 
     def __init__(self, name: str, run: Callable[[], None], end: Callable[[], None]) -> None:
@@ -27,13 +27,13 @@ class BackgroundThread:
         self._end = end
         self._thread: threading.Thread | None = None
         self._is_starting = False
-        # Entered twice by one thread: making a Thread may collect a Work, which asks for this one.
+        # Reentrant, because creating a Thread may collect a Work, which calls start().
         self._lock = threading.RLock()
         atexit.register(self._stop)
         os.register_at_fork(after_in_child=self._forget)
 
     def start(self) -> None:
-        """Begin, if it has not."""
+        """Starts the thread unless it has been started."""
         if self._has_begun():
             return
         with self._lock:
@@ -48,11 +48,11 @@ class BackgroundThread:
                 self._is_starting = False
 
     def _has_begun(self) -> bool:
-        # A thread that is starting may ask for itself, before the other one knows it.
+        # The new thread may call start() before _thread is set.
         return self._thread is not None or self._is_starting
 
     def is_current(self) -> bool:
-        """Tell whether the caller runs on it."""
+        """Returns whether the caller runs on this thread."""
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def _stop(self) -> None:

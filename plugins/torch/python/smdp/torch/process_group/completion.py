@@ -1,7 +1,7 @@
-"""The thread on which Futures are completed and their callbacks run.
+"""The thread that completes Futures and runs their callbacks.
 
-The core's own threads never take the GIL. They push a token to a queue when an operation has ended; this
-daemon thread blocks in the core until there is one.
+The core's threads never take the GIL. They push a token to a queue when an operation has ended, and this
+daemon thread waits in the core for tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Watch:
 
 
 def watch(handles: Sequence[Handle], action: Callable[[], None]) -> None:
-    """Call `action` once, on the completion thread, when all handles have ended, well or not."""
+    """Calls `action` once on the completion thread when all handles have ended, successfully or not."""
     global _waker
     _thread.start()
     _waker = handles[-1]
@@ -51,7 +51,7 @@ def watch(handles: Sequence[Handle], action: Callable[[], None]) -> None:
 
 
 def is_current_thread() -> bool:
-    """Tell whether the caller is a callback of a Future."""
+    """Returns whether the caller runs on the completion thread, as callbacks of Futures do."""
     return _thread.is_current()
 
 
@@ -59,7 +59,7 @@ def _run() -> None:
     while True:
         try:
             token = _core.next_completion(_IDLE_S)
-        except ClosedError:  # the program ends
+        except ClosedError:  # the program is exiting
             return
         if token == _STOP:
             return
@@ -71,7 +71,7 @@ def _run() -> None:
             try:
                 entry.action()
             except Exception:
-                _logger.exception("completing an operation failed")
+                _logger.exception("[smdp] completing an operation failed")
             del entry  # holds tensors
 
 
@@ -81,13 +81,13 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """Leave to a forked child's parent what that waits for."""
+    """Drops the operations of the parent process in a forked child."""
     global _waker
     _waker = None
     _watched.clear()
 
 
-# Ended after the hook of process_group.py, which is registered later: all operations have ended by then, so
-# that the waker's token is pushed at once.
+# Stopped after the exit function of process_group.py, which is registered later. All operations have then
+# ended, so the waker's token is pushed at once.
 _thread = BackgroundThread("smdp-completion", _run, _end)
 os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""What torch calls to make a group."""
+"""The function that torch calls to create a group."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ from smdp.torch.process_group.work import seconds_of
 from smdp.torch.rendezvous.start import start
 
 _TWO_GROUPS = """\
-a group over smdp serves all devices by itself, so {backends!r} is not possible. Make two groups:
+a group over smdp serves all devices, so the backend string {backends!r} is not possible. Make two groups:
     dist.init_process_group("smdp")
     other = dist.new_group(backend={other!r})
-and name the second where it is meant: dist.all_reduce(tensor, group=other)"""
+and pass the second one where you need it: dist.all_reduce(tensor, group=other)"""
 
 _inherited: weakref.ref[dist.ProcessGroup] | None = None
-"""In a forked child: the default group of its parent."""
+"""In a forked child, the default group of its parent."""
 
 
 def create(backend_options: Any, process_group_options: Any = None) -> ProcessGroupSmdp:
-    """Makes a group from what torch hands to a backend with `extended_api`.
+    """Creates a group from the arguments that torch passes to a backend with `extended_api`.
 
     Args:
-        backend_options: Store, rank, size, timeout and name of the group.
-        process_group_options: The caller's `pg_options`; there are none for smdp.
+        backend_options: The store, rank, size, timeout and name of the group.
+        process_group_options: The caller's `pg_options`, which must be None.
+
+    Returns:
+        The group.
 
     Raises:
-        ValueError: The backend string names another backend too, or `pg_options` were given.
-        smdp.SmdpError: Not all ranks came, or a variable is wrong.
+        ValueError: The backend string also names another backend, or `pg_options` were passed.
+        smdp.SmdpError: Not all ranks have joined, or an environment variable is wrong.
     """
     if process_group_options is not None:
         raise ValueError(
-            f"smdp takes no pg_options, got {type(process_group_options).__name__}; "
-            "it is configured by SMDP_* variables"
+            f"[smdp] the backend 'smdp' does not support pg_options, but got a"
+            f" {type(process_group_options).__name__}. Configure smdp with SMDP_* environment variables."
         )
-    if not dist.is_initialized():  # before all that may fail
+    if not dist.is_initialized():  # before anything that may fail
         start.begin()
     _check_owner()
     _log.follow()
@@ -58,7 +61,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         _misspelt.warn(is_teller=rank == 0)
     config = Config.from_environ()
     timeout = backend_options.timeout
-    # torch always passes a timeout; its own default gives way to SMDP_TIMEOUT.
+    # torch always passes a timeout. SMDP_TIMEOUT replaces torch's default.
     timeout_s = config.timeout_s if timeout in (None, default_pg_timeout) else seconds_of(timeout)
     options = config.options(read(os.environ, "SMDP_MASTER_ADDR") or read(os.environ, "MASTER_ADDR"))
     if dist.is_initialized() and size != dist.get_world_size():
@@ -70,7 +73,7 @@ def create(backend_options: Any, process_group_options: Any = None) -> ProcessGr
         size,
         backend_options.group_id,
         timeout_s,
-        # What the caller allows for the start counts for the default group.
+        # The default group uses the time that the caller allows for the start.
         config.init_timeout_s if dist.is_initialized() or start.limit_s is None else start.limit_s,
         options,
         [torch.device(device_type) for device_type in device_types],
@@ -91,7 +94,7 @@ os.register_at_fork(after_in_child=_remember_inherited)
 
 
 def _check_owner() -> None:
-    # A forked child has torch's store and default group, too, whatever its backend.
+    # A forked child inherits torch's default group, whatever its backend.
     if _inherited is not None and dist.is_initialized() and _inherited() is _get_default_group():
         raise ClosedError(
             f"[smdp] this process is a forked child of rank {dist.get_rank()} and cannot be a rank itself."
@@ -100,10 +103,10 @@ def _check_owner() -> None:
 
 
 def _device_backends() -> dict[str, str]:
-    """Give the map from device to backend of the group that torch is making.
+    """Returns the map from device to backend of the group that torch is creating.
 
-    torch hands a backend everything but this, so it is read from the calling function's variables; empty
-    where they are not found.
+    torch does not pass this map to a backend, so it is read from the local variables of the calling function.
+    It is empty if they are not found.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -123,8 +126,8 @@ def _check_devices(backends: dict[str, str]) -> list[str]:
     unknown = [device for device in backends if device not in ("cpu", "cuda")]
     if unknown:
         raise ValueError(
-            f"smdp moves tensors on cpu and cuda, so '{unknown[0]}:{backends[unknown[0]]}' is not possible;"
-            ' use dist.init_process_group("smdp") and move tensors to the CPU before a call.'
+            f"[smdp] smdp supports tensors on cpu and cuda, so '{unknown[0]}:{backends[unknown[0]]}' is not"
+            ' possible. Call dist.init_process_group("smdp") and move tensors to the CPU before a call.'
         )
     has_cuda = torch.cuda.is_available()
     return [device for device in backends or ("cpu", "cuda") if device != "cuda" or has_cuda]

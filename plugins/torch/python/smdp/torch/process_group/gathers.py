@@ -1,4 +1,4 @@
-"""Calls that move without adding: broadcast, all_gather, gather, scatter, all_to_all."""
+"""Collectives that move data without reducing it: broadcast, all_gather, gather, scatter, all_to_all."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ALL_TO_ALL = AllToAllOptions()
 
 
 class Gathers(Calls):
-    """The moving part of the process group."""
+    """The collectives of the process group that move data without reducing it."""
 
     def broadcast(self, tensors: list[Tensor], opts: BroadcastOptions = _BROADCAST) -> Work:
-        """Send the root's tensor to all."""
+        """Sends the root's tensor to all ranks."""
         tensor = single(tensors, "broadcast")
         dtype = dtype_code(tensor.dtype)
         root = opts.rootRank
@@ -52,10 +52,10 @@ class Gathers(Calls):
         input_tensors: list[Tensor],
         opts: AllgatherOptions = _ALL_GATHER,
     ) -> Work:
-        """Give every rank the tensors of all. Sizes may differ between ranks."""
+        """Gathers the tensors of all ranks on every rank. Sizes may differ between ranks."""
         source = single(input_tensors, "all_gather")
         if len(output_tensors) != 1:
-            raise ValueError(f"all_gather takes one list of outputs, got {len(output_tensors)}")
+            raise ValueError(f"all_gather takes one list of outputs, but got {len(output_tensors)}")
         outputs = output_tensors[0]
         self._check_gathered(outputs, source, "all_gather")
         dtype = common_dtype([source, *outputs])
@@ -83,16 +83,17 @@ class Gathers(Calls):
         input_list: list[Tensor],
         opts: AllgatherOptions = _ALL_GATHER,
     ) -> Work:
-        """Do `allgather` for several tensors; `output_lists` has one list of them for each rank."""
+        """Gathers several tensors. `output_lists` has one list of outputs for each rank."""
         if len(output_lists) != self._size:
             raise ValueError(
-                f"all_gather_coalesced needs one list per rank: {self._size}, got {len(output_lists)}"
+                f"all_gather_coalesced needs one list per rank, {self._size} in total, but got"
+                f" {len(output_lists)}"
             )
         for rank, tensors in enumerate(output_lists):
             if len(tensors) != len(input_list):
                 raise ValueError(
-                    f"all_gather_coalesced: the list for rank {rank} has {len(tensors)} outputs; it needs one"
-                    f" per input, {len(input_list)}"
+                    f"all_gather_coalesced: the list for rank {rank} has {len(tensors)} outputs, but needs"
+                    f" one for each of the {len(input_list)} inputs"
                 )
         seconds = self._seconds(opts)
         staging = Staging("all_gather_coalesced")
@@ -125,13 +126,13 @@ class Gathers(Calls):
         return self._end_coalesced(handles, results, staging, calls, opts.asyncOp)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = _ALL_GATHER) -> Work:
-        """Give every rank the tensors of all, one after the other in one tensor."""
+        """Gathers the tensors of all ranks into one tensor on every rank, in rank order."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: AllgatherOptions = _ALL_GATHER
     ) -> Work:
-        """Do `all_gather_single` for several tensors."""
+        """Performs `all_gather_single` for several tensors."""
         seconds = self._seconds(opts)
         is_async = opts.asyncOp
         start_async = is_async or len(outputs) > 1
@@ -142,8 +143,8 @@ class Gathers(Calls):
             dtype = common_dtype((output, tensor))
             if output.numel() != tensor.numel() * self._size:
                 raise ValueError(
-                    f"all_gather: the output has {output.numel()} elements, "
-                    f"needs {tensor.numel()} x {self._size} ranks"
+                    f"all_gather: the output has {output.numel()} elements, but needs"
+                    f" {tensor.numel()} x {self._size} ranks = {tensor.numel() * self._size}"
                 )
             host, target = staging.read(tensor), staging.write(output)
             if _overlap(host, target):
@@ -172,20 +173,22 @@ class Gathers(Calls):
             return self._end(handles, outputs, staging)
         return self._end_coalesced(handles, outputs, staging, hosts, is_async)
 
-    # Names before torch 2.13.
+    # The names of these methods before torch 2.13.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(
         self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: GatherOptions = _GATHER
     ) -> Work:
-        """Give the root the tensors of all. Sizes may differ between ranks."""
+        """Gathers the tensors of all ranks on the root. Sizes may differ between ranks."""
         source = single(input_tensors, "gather")
         root = opts.rootRank
         outputs: list[Tensor] = []
         if root == self._rank:
             if len(output_tensors) != 1:
-                raise ValueError(f"gather takes one list of outputs on the root, got {len(output_tensors)}")
+                raise ValueError(
+                    f"gather takes one list of outputs on the root, but got {len(output_tensors)}"
+                )
             outputs = output_tensors[0]
             self._check_gathered(outputs, source, "gather")
         dtype = common_dtype([source, *outputs])
@@ -213,13 +216,15 @@ class Gathers(Calls):
         input_tensors: list[list[Tensor]],
         opts: ScatterOptions = _SCATTER,
     ) -> Work:
-        """Give every rank its tensor of the root's list. Sizes may differ between ranks."""
+        """Sends each rank its tensor from the root's list. Sizes may differ between ranks."""
         output = single(output_tensors, "scatter")
         root = opts.rootRank
         inputs: list[Tensor] = []
         if root == self._rank:
             if len(input_tensors) != 1:
-                raise ValueError(f"scatter takes one list of inputs on the root, got {len(input_tensors)}")
+                raise ValueError(
+                    f"scatter takes one list of inputs on the root, but got {len(input_tensors)}"
+                )
             inputs = input_tensors[0]
             self._check_list(inputs, "the input")
         dtype = common_dtype([output, *inputs])
@@ -248,7 +253,7 @@ class Gathers(Calls):
     def alltoall(
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: AllToAllOptions = _ALL_TO_ALL
     ) -> Work:
-        """Exchange one tensor with every rank."""
+        """Exchanges one tensor with every rank."""
         self._check_list(output_tensors, "the output")
         self._check_list(input_tensors, "the input")
         dtype = common_dtype([*input_tensors, *output_tensors])
@@ -266,7 +271,7 @@ class Gathers(Calls):
             dtype,
             self._seconds(opts),
             opts.asyncOp,
-            # Blocks may differ from rank to rank: only if all are alike here, they must be everywhere.
+            # Blocks may differ between ranks. Ranks compare shapes only if all blocks are alike here.
             [tensor.shape for tensor in input_tensors] if len(shapes) == 1 else [],
         )
         return self._end((handle,), output_tensors, staging, (hosts, targets))
@@ -279,7 +284,7 @@ class Gathers(Calls):
         input_split_sizes: list[int],
         opts: AllToAllOptions = _ALL_TO_ALL,
     ) -> Work:
-        """Exchange rows of one tensor with every rank; no split sizes: equal parts."""
+        """Exchanges rows of one tensor with every rank. Without split sizes the parts are equal."""
         dtype = common_dtype((input, output))
         out_counts = split_counts(output, output_split_sizes, self._size, "output")
         in_counts = split_counts(input, input_split_sizes, self._size, "input")
@@ -299,19 +304,19 @@ class Gathers(Calls):
         )
         return self._end((handle,), [output], staging, (source, target))
 
-    alltoall_base = all_to_all_single  # its name before torch 2.13
+    alltoall_base = all_to_all_single  # the name before torch 2.13
 
     def _check_gathered(self, outputs: list[Tensor], source: Tensor, call: str) -> None:
         self._check_list(outputs, "the output")
         own = outputs[self._rank].numel()
         if own != source.numel():
             raise ValueError(
-                f"{call}: this rank sends {source.numel()} elements, output {self._rank} holds {own}"
+                f"{call}: this rank sends {source.numel()} elements, but its output {self._rank} has {own}"
             )
 
 
 def _apart(source: Tensor, outputs: list[Tensor], own: int) -> Tensor:
-    """Give a copy of an input that lies in another rank's output, where torch lets it lie. All are staged."""
+    """Returns a copy of an input that overlaps another rank's output, as torch allows, else the input."""
     is_apart = not any(rank != own and _overlap(source, output) for rank, output in enumerate(outputs))
     return source if is_apart else source.clone()
 

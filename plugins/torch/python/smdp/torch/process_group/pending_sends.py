@@ -1,4 +1,4 @@
-"""Messages of one group that wait, without a deadline, until their receiver reads them or drops them."""
+"""Messages of a group that wait without a deadline until their receiver reads or refuses them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from smdp.torch.process_group.work import HandleWork
 if TYPE_CHECKING:
     from smdp._core import Group, Handle
 
-# Seconds in which a rank that leaves hands over what is still to be read; no program takes part in that.
+# The longest time in seconds that a leaving rank spends on handing over messages that are still to be read.
 _LONGEST_HAND_OVER = 60.0
 
 _log = logging.getLogger("smdp.torch")
 
 
 class PendingSends:
-    """Messages of this rank that others of a group may read.
+    """Messages of this rank that other ranks of a group may read.
 
     Args:
         group: The core's group.
 
     Attributes:
-        timeout_s: Of reading; negative: the core's.
+        timeout_s: The timeout of reading in seconds; negative for the core's.
     """
 
     def __init__(self, group: Group) -> None:
@@ -43,21 +43,33 @@ class PendingSends:
         self._given: dict[int, tuple[Handle, Tensor]] = {}
 
     def give(self, tensor: Tensor, rank: int, tag: int) -> None:
-        """Offer a tensor: contiguous, on the CPU, not empty. It must not change; it is let go when read."""
+        """Offers a tensor to a rank until the rank reads it.
+
+        Args:
+            tensor: A contiguous tensor on the CPU that is not empty and must not change.
+            rank: The receiver.
+            tag: The tag of the message.
+        """
         handle = self._group.offer(tensor.data_ptr(), tensor.numel(), dtype_code(tensor.dtype), rank, tag)
         number = next(self._numbers)
         self._given[number] = handle, tensor
         completion.watch([handle], lambda: self._let_go(number))
 
     def expect(self, make_room: Callable[[], Tensor], rank: int, tag: int) -> PendingReceive:
-        """Give what reads another rank's offer into what `make_room` makes: contiguous, on the CPU."""
+        """Returns an object that reads an offer of another rank.
+
+        Args:
+            make_room: Returns the tensor to fill, which is contiguous and on the CPU.
+            rank: The sender.
+            tag: The tag of the message.
+        """
         return PendingReceive(self, self._group, make_room, rank, tag)
 
     def hand_over(self) -> None:
-        """Send what is still offered to those who may read it, so that this rank can leave."""
+        """Sends all remaining offers to their receivers, so that this rank can leave."""
         given = [handle for handle, _ in list(self._given.values())]
         end = time.monotonic() + _LONGEST_HAND_OVER
-        # A group that has failed, or a forked child's, has nothing to hand over.
+        # A group that has failed, or that a forked child inherited, has nothing to hand over.
         with contextlib.suppress(Exception):
             if given:
                 self._group.push_offers()
@@ -66,8 +78,8 @@ class PendingSends:
         late = sum(not handle.done() for handle in given)
         if late and time.monotonic() >= end:
             _log.warning(
-                "[smdp] rank %d of %d leaves after %.0f s of trying to hand over %d results of %d; who reads"
-                " one of those gets an error",
+                "[smdp] rank %d of %d leaves after trying for %.0f s to hand over its results. %d of %d"
+                " results were not handed over, and a rank that reads one of them gets an error.",
                 self._group.rank,
                 self._group.size,
                 _LONGEST_HAND_OVER,
@@ -80,7 +92,7 @@ class PendingSends:
 
 
 class PendingReceive:
-    """An offer of another rank, see PendingSends.expect(). Dropped before it is read, it is refused."""
+    """An offer of another rank; see PendingSends.expect(). Dropping it before it is read refuses it."""
 
     def __init__(
         self, sends: PendingSends, group: Group, make_room: Callable[[], Tensor], rank: int, tag: int
@@ -94,15 +106,15 @@ class PendingReceive:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Ask for it; read() waits for it."""
+        """Requests the message without waiting. `read()` waits for it."""
         with self._lock:
             self._begin()
 
     def read(self) -> Tensor:
-        """Give it, also where an earlier call was interrupted.
+        """Waits for the message and returns it. It may be called again after an interruption.
 
         Raises:
-            smdp.SmdpError: The rank that has it is gone, or this one has left the group.
+            smdp.SmdpError: The sender is gone, or this rank has left the group.
         """
         with self._lock:
             work, tensor = self._begin()
@@ -116,12 +128,12 @@ class PendingReceive:
             handle = self._group.recv(
                 tensor.data_ptr(), tensor.numel(), code, self._rank, self._tag, self._sends.timeout_s, True
             )
-            # Keeps the memory until it is filled, whatever becomes of this object.
+            # The Work keeps the memory until it is filled, even if this object is dropped.
             self._posted = HandleWork([cast("Handle", handle)], [tensor], tensor), tensor
         return self._posted
 
     def __del__(self) -> None:
-        """Let the owner have its memory back."""
+        """Refuses a message that was not requested, so that the sender can free its memory."""
         if self._posted is None and not sys.is_finalizing():
             with contextlib.suppress(Exception):  # the group may be gone
                 self._group.refuse(self._rank, self._tag)

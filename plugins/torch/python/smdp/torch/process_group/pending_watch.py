@@ -1,4 +1,4 @@
-"""Sees that no parameter is used before it has been stepped."""
+"""Detects parameters that are used before they have been stepped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class PendingWatch(TorchDispatchMode):
-    """While open, an operation on a parameter that waits for its step raises RuntimeError.
+    """While open, any operation on a parameter that waits for its step raises RuntimeError.
 
     Args:
-        name_of_pending: Gives a waiting parameter's name; None for any other tensor.
+        name_of_pending: Returns the name of a parameter that waits for its step, and None for other tensors.
     """
 
     def __init__(self, name_of_pending: Callable[[Tensor], str | None]) -> None:
@@ -23,23 +23,24 @@ class PendingWatch(TorchDispatchMode):
         self.is_open = False
 
     def open(self) -> None:
-        """Watch this thread's operations, if it does not yet."""
+        """Starts watching the operations of this thread."""
         if not self.is_open:
             self.is_open = True
             self.__enter__()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stops watching."""
         self.is_open = False
         self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at every tensor that goes in."""
+        """Checks every tensor among the arguments of an operation."""
         for value in tree_leaves((args, kwargs)):
             name = self._name_of_pending(value) if isinstance(value, Tensor) else None
             if name is not None:
                 raise RuntimeError(
-                    f"[smdp] StepInForward: {name!r} is used before its unit's forward, so before its step."
-                    " Give units= whose parameters nothing else uses."
+                    f"[smdp] StepInForward: parameter {name!r} is used before its unit's forward, and"
+                    " therefore before its step. Pass units=[...] whose parameters are used only in their own"
+                    " forward."
                 )
         return func(*args, **(kwargs or {}))

@@ -1,8 +1,8 @@
 """`torch.distributed.ProcessGroup` over a group of the core.
 
-torch takes a ProcessGroup subclass as the whole group: there is no C++ backend below it, so everything that
-torch would ask one (name, device types, sequence number, timeout) is answered here. C++ callers reach the
-methods through torch's trampolines, under the names of the methods of the C++ class (`getGroupName`).
+torch uses a ProcessGroup subclass as the whole group, without a C++ backend below it. This class therefore
+also answers the questions that torch would ask a backend: name, device types, sequence number and timeout.
+C++ callers reach the methods through torch's trampolines under their C++ names, such as `getGroupName`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PointToPoint(Calls):
     """Messages between two ranks."""
 
     def send(self, tensors: list[Tensor], dst_rank: int, tag: int) -> Work:
-        """Start sending to a rank."""
+        """Starts sending a tensor to a rank."""
         tensor = single(tensors, "send")
         dtype = dtype_code(tensor.dtype)
         staging = Staging("send")
@@ -51,7 +51,7 @@ class PointToPoint(Calls):
         return self._end((handle,), tensors, staging, host)
 
     def recv(self, tensors: list[Tensor], src_rank: int, tag: int) -> Work:
-        """Start receiving from a rank."""
+        """Starts receiving a tensor from a rank."""
         tensor = single(tensors, "recv")
         dtype = dtype_code(tensor.dtype)
         staging = Staging("recv")
@@ -63,31 +63,35 @@ class PointToPoint(Calls):
         return self._end((handle,), tensors, staging, host)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        """Start receiving from whoever sends first; the Work knows who it was."""
+        """Starts receiving from any rank. `Work.source_rank()` tells which rank has sent the tensor."""
         return self.recv(tensors, _ANY_SOURCE, tag)
 
 
 class Nameplate(_distributed_c10d.Backend):
-    """Stands where C++ looks for a backend (torch's flight recorder, from 2.15 on); never called."""
+    """The backend that C++ code finds for the devices, for torch's flight recorder from 2.15 on.
+
+    Its collectives are never called.
+    """
 
     def getBackendName(self) -> str:
-        """Give "smdp"."""
+        """Returns "smdp"."""
         return "smdp"
 
 
 class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
-    """The group that `init_process_group("smdp")` and `new_group(backend="smdp")` make.
+    """The process group that `init_process_group("smdp")` and `new_group(backend="smdp")` create.
 
     Args:
         group: The core's group.
-        store: torch's store of this group.
-        devices: Device types which the group serves.
+        store: torch's store for this group.
+        devices: The device types that the group supports.
+        timeout_s: The timeout of the group in seconds.
 
     Attributes:
-        pending_sends: Messages that their receivers need not take.
+        pending_sends: Messages that wait until their receivers read or refuse them.
     """
 
-    # What torch would ask a backend.
+    # Properties that torch would ask a backend for.
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
@@ -95,7 +99,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
     def __init__(
         self, group: _core.Group, store: Store, devices: list[torch.device], timeout_s: float
     ) -> None:
-        # The constructor with a store makes no object that C++ could call back into.
+        # torch's constructor with a store would make an object whose methods C++ cannot call.
         super().__init__(group.rank, group.size)
         self._store = store
         self._group = group
@@ -116,7 +120,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         _live.add(self)
 
     def barrier(self, opts: BarrierOptions | None = None, timeout: timedelta | None = None) -> Work:
-        """Wait for all ranks."""
+        """Waits for all ranks of the group."""
         opts = opts or _BARRIER
         seconds = self._seconds(opts) if timeout is None else seconds_of(timeout)
         self._sequence += 1
@@ -124,31 +128,36 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         return self._end((handle,), [], Staging("barrier"))
 
     def monitored_barrier(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse: smdp's own barrier names the missing rank."""
+        """Raises NotImplementedError. smdp's barrier names the missing rank.
+
+        Raises:
+            NotImplementedError: Always.
+        """
         raise NotImplementedError(
-            "monitored_barrier belongs to gloo; the barrier of smdp names the rank it waited for as well"
+            "monitored_barrier() is supported only by gloo. Call barrier(): if it times out, smdp's error"
+            " names the missing rank as well."
         )
 
     # Identity.
 
     def getBackendName(self) -> str:
-        """Give "smdp"."""
+        """Returns "smdp"."""
         return "smdp"
 
     def getGroupName(self) -> str:
-        """Give the name under which torch finds the group."""
+        """Returns the name under which torch finds the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Take the name that torch gives."""
+        """Sets the name under which torch finds the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Give torch's description of the group."""
+        """Returns torch's description of the group."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Take the description that torch gives."""
+        """Sets torch's description of the group."""
         self._desc = desc
 
     @property
@@ -158,12 +167,12 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
 
     @property
     def pg_name(self) -> str:
-        """The same, as torch's own groups spell it."""
+        """The same as `group_name`, as torch's groups also call it."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """What torch says the group is for."""
+        """The description that torch has given the group."""
         return self._desc
 
     def _set_group_name(self, name: str) -> None:
@@ -173,15 +182,15 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         self._desc = desc
 
     def rank(self) -> int:
-        """Give this process's rank in the group."""
+        """Returns the rank of this process in the group."""
         return self._rank
 
     def size(self) -> int:
-        """Give the number of processes in the group."""
+        """Returns the number of ranks in the group."""
         return self._size
 
     def get_group_store(self) -> Store:
-        """Give torch's store of this group."""
+        """Returns torch's store for this group."""
         return self._store
 
     @property
@@ -192,24 +201,24 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         return self
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Tell torch to allocate communication buffers itself."""
+        """Returns False, because torch allocates communication buffers itself."""
         return False
 
     @property
     def core(self) -> _core.Group:
-        """The core's group: hosts, error, and all that torch has no call for."""
+        """The core's group, with everything that torch has no call for, such as its hosts and its error."""
         return self._group
 
     # Lifecycle.
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later calls that name none."""
+        """Sets the timeout of later calls that do not pass their own."""
         self.timeout_s = self._timeout_s = self.pending_sends.timeout_s = seconds_of(timeout)
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leave the group. The others can go on without this rank only if they need it no more."""
+        """Leaves the group. Calls of other ranks that need this rank fail afterwards."""
         _live.discard(self)
         try:
             self.pending_sends.hand_over()
@@ -217,7 +226,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
             self._group.shutdown()
 
     def abort(self) -> None:
-        """Fail everything in flight, on all ranks."""
+        """Fails all operations in flight on all ranks."""
         _live.discard(self)
         self._group.abort(f"rank {self._rank} aborted the process group")
 
@@ -225,15 +234,27 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
         return self._sequence
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: every rank counts from zero."""
+        """Does nothing, because every rank counts from zero."""
 
     def split_group(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse: torch keeps it to its own backends."""
-        raise NotImplementedError("smdp groups are split by torch.distributed.new_group(ranks)")
+        """Raises NotImplementedError. torch supports it only for its own backends.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "groups over smdp do not support split_group(). Use torch.distributed.new_group(ranks)."
+        )
 
     def merge_remote_group(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse: torch keeps it to its own backends."""
-        raise NotImplementedError("smdp groups cannot be merged; make a new one by init_process_group")
+        """Raises NotImplementedError. torch supports it only for its own backends.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "groups over smdp cannot be merged. Create a new group with init_process_group()."
+        )
 
 
 wrap_calls(ProcessGroupSmdp)
@@ -250,9 +271,25 @@ def connect(
     devices: list[torch.device],
     ranks: list[int],
 ) -> ProcessGroupSmdp:
-    """Join a group through torch's store; returns when all ranks have joined.
+    """Joins a group through torch's store and returns when all ranks have joined.
 
-    If the default group is over smdp, the death or departure of one of `ranks`, by its numbers, is an error.
+    Args:
+        store: torch's store for the group.
+        rank: The rank of this process in the group.
+        size: The number of ranks in the group.
+        group_id: The name of the group.
+        timeout_s: The timeout of operations in seconds.
+        init_timeout_s: The longest time to wait for all ranks, in seconds.
+        options: Options of the core's group.
+        devices: The device types that the group supports.
+        ranks: The members of the group by their ranks in the default group. If that is over smdp, the group
+            fails as soon as one of them dies or leaves.
+
+    Returns:
+        The connected group.
+
+    Raises:
+        smdp.SmdpError: Not all ranks have joined.
     """
     name = f"torch:{group_id}"
     world = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
@@ -263,7 +300,7 @@ def connect(
         try:
             group = _core.Group(core_store, rank, size, name, timeout_s, options, parent, ranks)
         except SmdpError as error:
-            if bounded.failure is not None:  # which the core has taken for any error of a store
+            if bounded.failure is not None:  # more precise than the core's error for a failed store
                 raise bounded.failure from error
             raise
     _world.watch_end()
@@ -271,17 +308,17 @@ def connect(
 
 
 def timeout_of_world() -> timedelta | None:
-    """Give the timeout of the default group, for groups that serve its user; None where it is not smdp's.
+    """Returns the timeout of the default group, or None if that is not over smdp.
 
-    torch gives a new group its own default instead.
+    torch would give a new group its default timeout instead.
     """
     world = dist.distributed_c10d._get_default_group()
     return timedelta(seconds=world.timeout_s) if isinstance(world, ProcessGroupSmdp) else None
 
 
-@_world.at_end  # before what leaves without this, which _world has given when it was imported above
+@_world.at_end  # runs before the function that _world registered when it was imported
 def _shut_down_all() -> None:
-    """Leave all groups before the interpreter dies; tell the others why, if it dies of an exception."""
+    """Leaves all groups before the interpreter exits. After an exception the other ranks learn the reason."""
     reason = _world.why_it_ends()
     for process_group in list(_live):
         with contextlib.suppress(Exception):

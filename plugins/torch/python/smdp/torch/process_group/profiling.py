@@ -1,4 +1,4 @@
-"""Ranges for torch's profiler, under the names that its tools look for: `smdp:all_reduce`."""
+"""Ranges for torch's profiler, with the names that its tools look for, such as `smdp:all_reduce`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from smdp.torch.process_group.work import HandleWork
 
 
 def ranged(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Returns a range `smdp:name`; nothing while no profiler runs: it costs as much as a small call."""
+    """Returns a profiler range `smdp:name`, or an empty context if no profiler runs, to save its cost."""
     return record_function(f"smdp:{name}") if _profiler_enabled() else contextlib.nullcontext()
 
 
 def profiled(name: str, call: Callable[[], Any], inputs: Sequence[Any], *, is_async: bool) -> Any:
-    """Makes a call in a range, which has the inputs' shapes and ends with the operation.
+    """Makes a call inside a profiler range that ends with the operation.
 
     Args:
-        name: Of the range.
-        call: Returns the Work.
-        inputs: Arguments of the call, of which the tensors count.
-        is_async: The operation may go on when the call returns.
+        name: The name of the range.
+        call: The call, which returns the Work.
+        inputs: The arguments of the call. The range records the shapes of the tensors among them.
+        is_async: Whether the operation may continue after the call returns.
+
+    Returns:
+        The result of the call.
     """
     tensors = _tensors_in(inputs)
     if not is_async:

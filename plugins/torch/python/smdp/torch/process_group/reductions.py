@@ -1,4 +1,4 @@
-"""Calls that add up: all_reduce, reduce, reduce_scatter and their coalesced forms."""
+"""Collectives that reduce: all_reduce, reduce, reduce_scatter and their coalesced forms."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ _ALL_REDUCE_COALESCED = AllreduceCoalescedOptions()
 _REDUCE = ReduceOptions()
 _REDUCE_SCATTER = ReduceScatterOptions()
 
-# Between notify_join_context() and a method here.
+# The most stack frames between notify_join_context() and a method here.
 _MOST_FRAMES = 8
-# By what joins.
+# The Work that counts ranks in join(), by the object that joins.
 _counts: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
 
-# Complex dtypes, the only ones with a conjugate bit.
+# The complex dtypes, which alone have a conjugate bit.
 _COMPLEX = range(10, 13)
 
 
 class Reductions(Calls):
-    """The reducing part of the process group."""
+    """The collectives of the process group that reduce."""
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: AllreduceOptions = _ALL_REDUCE) -> Work:
-        """Reduce a tensor, or the only one of a list, over all ranks, in place.
+        """Reduces a tensor, or the only tensor of a list, over all ranks in place.
 
-        The hot path: everything of `Staging` and `reduction` that a plain tensor needs is written out here.
+        This is the hot path, so the code of `Staging` and `reduction` for a plain tensor is repeated here.
         """
-        if isinstance(tensors, Tensor):  # as torch's DDP gives it in join()
+        if isinstance(tensors, Tensor):  # as torch's DDP passes it in join()
             tensor = tensors
         elif len(tensors) != 1:
-            raise ValueError(f"all_reduce takes one tensor per process, got {len(tensors)}")
+            raise ValueError(f"all_reduce takes one tensor per process, but got {len(tensors)}")
         else:
             tensor = tensors[0]
         dtype = DTYPES.get(tensor.dtype)
@@ -74,9 +74,9 @@ class Reductions(Calls):
             return self._allreduce_staged(tensor, opts)
         try:
             pointer, shape = tensor.data_ptr(), tensor.shape
-        except RuntimeError:  # of a fake or nested one, or within vmap
+        except RuntimeError:  # a fake or nested tensor, or a tensor inside vmap
             return self._allreduce_staged(tensor, opts)
-        if pointer == 0 and tensor.numel() != 0:  # a tensor around others
+        if pointer == 0 and tensor.numel() != 0:  # a tensor that wraps other tensors
             return self._allreduce_staged(tensor, opts)
         self._sequence += 1
         timeout = opts.timeout
@@ -108,7 +108,7 @@ class Reductions(Calls):
         return _kept_for_join(self._end((handle,), [tensor], staging, host), tensor)
 
     def allreduce_sparse(self, tensors: list[Tensor] | Tensor, opts: AllreduceOptions = _ALL_REDUCE) -> Work:
-        """Reduces a sparse COO tensor over all ranks, in place."""
+        """Reduces a sparse COO tensor over all ranks in place."""
         return self.allreduce(tensors, opts)
 
     def _allreduce_rows(self, tensor: Tensor, opts: AllreduceOptions) -> Work:
@@ -122,7 +122,7 @@ class Reductions(Calls):
     def allreduce_coalesced(
         self, tensors: list[Tensor], opts: AllreduceCoalescedOptions = _ALL_REDUCE_COALESCED
     ) -> Work:
-        """Reduce several tensors over all ranks, in place."""
+        """Reduces several tensors over all ranks in place."""
         op, factor = reduction(opts.reduceOp)
         seconds = self._seconds(opts)
         dtypes = [dtype_code(tensor.dtype) for tensor in tensors]
@@ -141,7 +141,7 @@ class Reductions(Calls):
         return self._end_coalesced(handles, tensors, staging, hosts, opts.asyncOp)
 
     def reduce(self, tensors: list[Tensor], opts: ReduceOptions = _REDUCE) -> Work:
-        """Reduce a tensor over all ranks into the root's."""
+        """Reduces a tensor over all ranks into the root's tensor."""
         tensor = single(tensors, "reduce")
         dtype = dtype_code(tensor.dtype)
         op, factor = reduction(opts.reduceOp)
@@ -163,17 +163,17 @@ class Reductions(Calls):
         input_tensors: list[list[Tensor]],
         opts: ReduceScatterOptions = _REDUCE_SCATTER,
     ) -> Work:
-        """Reduce a list of tensors, one for each rank; each rank gets its own. Sizes may differ."""
+        """Reduces a list of one tensor per rank and returns each rank its own. Sizes may differ."""
         output = single(output_tensors, "reduce_scatter")
         if len(input_tensors) != 1:
-            raise ValueError(f"reduce_scatter takes one list of inputs, got {len(input_tensors)}")
+            raise ValueError(f"reduce_scatter takes one list of inputs, but got {len(input_tensors)}")
         inputs = input_tensors[0]
         self._check_list(inputs, "the input")
         dtype = common_dtype([output, *inputs])
         if inputs[self._rank].numel() != output.numel():
             raise ValueError(
-                f"reduce_scatter: input {self._rank} has {inputs[self._rank].numel()} elements, "
-                f"the output of this rank {output.numel()}"
+                f"reduce_scatter: input {self._rank} has {inputs[self._rank].numel()} elements, but the"
+                f" output of this rank has {output.numel()}"
             )
         op, factor = reduction(opts.reduceOp)
         staging = Staging("reduce_scatter")
@@ -198,7 +198,7 @@ class Reductions(Calls):
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: ReduceScatterOptions | None = _REDUCE_SCATTER
     ) -> Work:
-        """Reduce a tensor of equal parts, one for each rank; each rank gets its own."""
+        """Reduces a tensor of one equal part per rank and returns each rank its own part."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(
@@ -207,7 +207,7 @@ class Reductions(Calls):
         inputs: list[Tensor],
         opts: ReduceScatterOptions | None = _REDUCE_SCATTER,
     ) -> Work:
-        """Do `reduce_scatter_single` for several tensors."""
+        """Performs `reduce_scatter_single` for several tensors."""
         opts = opts or _REDUCE_SCATTER
         op, factor = reduction(opts.reduceOp)
         seconds = self._seconds(opts)
@@ -220,8 +220,8 @@ class Reductions(Calls):
             dtype = common_dtype((output, tensor))
             if tensor.numel() != output.numel() * self._size:
                 raise ValueError(
-                    f"reduce_scatter: the input has {tensor.numel()} elements, "
-                    f"needs {output.numel()} x {self._size} ranks"
+                    f"reduce_scatter: the input has {tensor.numel()} elements, but needs"
+                    f" {output.numel()} x {self._size} ranks = {output.numel() * self._size}"
                 )
             hosts.append((staging.read(tensor), staging.write(output), dtype, tensor.shape))
         check_defined(op, (dtype for _, _, dtype, _ in hosts), "reduce_scatter")
@@ -249,15 +249,15 @@ class Reductions(Calls):
             return self._end(handles, outputs, staging)
         return self._end_coalesced(handles, outputs, staging, hosts, is_async)
 
-    # Names before torch 2.13.
+    # The names of these methods before torch 2.13.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
 def _kept_for_join(work: Work, tensor: Tensor) -> Work:
-    """Keep the Work that counts ranks in join() as long as what joins, or until its next one.
+    """Keeps the Work that counts ranks in join() as long as the joining object, or until its next Work.
 
-    torch's DDP holds the C++ half alone until backward; without Python's half, its wait() would never end.
+    torch's DDP keeps only the C++ object until backward. Without the Python object, its wait() would hang.
     """
     if tensor.numel() != 1:
         return work

@@ -12,4 +12,6 @@ def register() -> None:
         RuntimeError: torch was built without its distributed package.
     """
     if not register_backend():
-        raise RuntimeError("this build of torch has no torch.distributed")
+        raise RuntimeError(
+            "[smdp] this build of torch has no torch.distributed, which smdp needs. Install a build with it."
+        )

@@ -1,4 +1,4 @@
-"""torch's sparse COO tensors, as the core adds them up, and back."""
+"""Conversion between torch's sparse COO tensors and the core's sparse sums."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from smdp.torch.process_group.tensors import Staging, dtype_code
 
 
 class SparseStaging(Staging):
-    """A sparse tensor of this rank that becomes the sum over all ranks.
+    """A sparse tensor of this rank, and its sum over all ranks.
 
     Args:
-        call: Its name in errors.
-        tensor: In the COO layout. Or a dense tensor: then the sum is dense on all ranks.
-        is_in_place: `finish` writes the sum to the tensor, which is sparse.
-        sparse_dims: How many of a dense tensor's dimensions are sparse on the other ranks.
+        call: The name of the call, for messages.
+        tensor: A tensor in the COO layout, or a dense tensor, which makes the sum dense on all ranks.
+        is_in_place: Whether `finish` writes the sum to the tensor, which must be sparse.
+        sparse_dims: The number of dimensions of a dense tensor that are sparse on the other ranks.
 
     Attributes:
-        sum: What the core adds up.
+        sum: The core's object for the sum.
     """
 
     __slots__ = ("_device", "_dtype", "_read", "_shape", "_sparse_dims", "_target", "sum")
@@ -53,7 +53,7 @@ class SparseStaging(Staging):
 
     @property
     def is_needed(self) -> bool:
-        """Returns True: the sum is not in the tensor's memory."""
+        """Returns True, because the sum is not in the tensor's memory."""
         return True
 
     @property
@@ -62,14 +62,14 @@ class SparseStaging(Staging):
         return self._target is not None
 
     def finish(self) -> None:
-        """Writes the sum to the tensor, which is coalesced then."""
+        """Writes the sum to the tensor, which is then coalesced."""
         target = self._target
         if target is not None:
             with torch.inference_mode(target.is_inference()), torch.no_grad():
                 target.copy_(self.result())
 
     def result(self) -> Tensor:
-        """Returns the sum as a new tensor, coalesced, or dense where some rank's was."""
+        """Returns the sum as a new coalesced tensor, or a dense one if some rank's tensor was dense."""
         if self.sum.is_dense:
             dense = torch.empty(self._shape, dtype=self._dtype, device="cpu")
             self.sum.write(0, dense.data_ptr())
@@ -86,7 +86,7 @@ class SparseStaging(Staging):
 
 
 def empty_like(tensor: Tensor, sparse_dims: int = 1) -> Tensor:
-    """Returns a sparse tensor of the same shape, dtype and device, of which nothing is there."""
+    """Returns a sparse tensor of the same shape, dtype and device without any elements."""
     return torch.sparse_coo_tensor(
         torch.empty((sparse_dims, 0), dtype=torch.int64, device=tensor.device),
         torch.empty((0, *tensor.shape[sparse_dims:]), dtype=tensor.dtype, device=tensor.device),
@@ -97,10 +97,10 @@ def empty_like(tensor: Tensor, sparse_dims: int = 1) -> Tensor:
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """Returns the sparse tensor that torch's view of a complex one as real belongs to, else the tensor.
+    """Returns the base of a real view of a sparse complex tensor, and any other tensor unchanged.
 
-    `torch.distributed` reduces complex tensors through such views, and a sum has other rows than its view
-    shows.
+    `torch.distributed` reduces complex tensors through such views. A view does not show the new rows of the
+    sum, so the base must be reduced.
     """
     base = tensor._base
     return base if base is not None and base.is_sparse and base.is_complex() else tensor

@@ -1,4 +1,4 @@
-"""What the core must know of torch's tensors: dtypes, reductions, contiguous host memory."""
+"""Converts torch's tensors, dtypes and reductions for the core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from smdp.torch.process_group.cuda import CudaStaging
 
-# torch dtype -> value of smdp::DType. All 8-bit floats are one: they are moved, never reduced.
+# torch dtype -> value of smdp::DType. 8-bit floats can be moved, but not reduced.
 DTYPES: dict[torch.dtype, int] = {
     torch.bool: 0,
     torch.uint8: 1,
@@ -38,9 +38,9 @@ DTYPES: dict[torch.dtype, int] = {
 
 PREMUL_SUM = 2
 
-_OVERLAPS = 1  # of at::MemOverlap, as torch's own copy_() asks; 2 is "too hard to tell"
+_OVERLAPS = 1  # at::MemOverlap::Yes, which torch's copy_() also checks; 2 means "too hard to tell"
 
-# A ReduceOp's hash is its kind: the one cheap way to read it (`op.op` costs twice as much).
+# The hash of a ReduceOp is its kind. Reading `op.op` would take twice as long.
 REDUCTIONS: dict[int, int] = {
     hash(kind): code
     for code, kind in enumerate(
@@ -60,44 +60,46 @@ REDUCTIONS: dict[int, int] = {
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """Give the core's number of a dtype.
+    """Returns the core's number for a dtype.
 
     Raises:
-        TypeError: The core does not move this dtype.
+        TypeError: The core does not support the dtype.
     """
     code = DTYPES.get(dtype)
     if code is None:
-        raise TypeError(f"smdp does not move tensors of {dtype}; view them as torch.uint8")
+        raise TypeError(f"smdp does not support tensors of {dtype}. To move them, view them as torch.uint8.")
     return code
 
 
 def common_dtype(tensors: Sequence[Tensor]) -> int:
-    """Give the core's number of the dtype which all tensors share.
+    """Returns the core's number for the dtype that all tensors share.
 
     Raises:
-        TypeError: They differ, or the core does not move it.
+        TypeError: The dtypes differ, or the core does not support the dtype.
     """
     dtype = tensors[0].dtype
     for tensor in tensors:
         if tensor.dtype is not dtype:
-            raise TypeError(f"all tensors of one call need one dtype, got {dtype} and {tensor.dtype}")
+            raise TypeError(
+                f"all tensors of one call must have the same dtype, but got {dtype} and {tensor.dtype}"
+            )
     return dtype_code(dtype)
 
 
 def reduction(op: ReduceOp) -> tuple[int, float]:
-    """Give the core's number of a reduction and the factor of PREMUL_SUM, else 1.
+    """Returns the core's number for a reduction, and the factor of PREMUL_SUM, which is 1 for others.
 
     Raises:
-        ValueError: The core has no such reduction.
+        ValueError: The core does not support the reduction.
     """
     code = REDUCTIONS.get(hash(op))
     if code is None:
-        raise ValueError(f"smdp has no reduction {op}")
+        raise ValueError(f"smdp does not support the reduction {op}")
     return code, float(op.factor) if code == PREMUL_SUM else 1.0
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Tell whether the core can work on the tensor's own memory."""
+    """Returns whether the core can work on the tensor's own memory."""
     return bool(
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -112,17 +114,17 @@ def is_plain(tensor: Tensor) -> bool:
 def _has_memory(tensor: Tensor) -> bool:
     try:
         return bool(tensor.data_ptr() != 0 or tensor.numel() == 0)
-    except RuntimeError:  # one of functorch's, or opaque
+    except RuntimeError:  # a functorch or opaque tensor
         return False
 
 
 class Staging:
-    """Contiguous host tensors in place of those the core cannot work on, and the way back.
+    """Contiguous host copies of tensors that the core cannot work on, and the copies back.
 
-    Call `ready`, from any thread, before the core starts reading, and `finish` after it has ended.
+    Call `ready` before the core starts reading, from any thread, and `finish` after it has ended.
 
     Args:
-        call: Its name in errors.
+        call: The name of the call, for messages.
     """
 
     __slots__ = ("_call", "_copies", "_cuda")
@@ -133,19 +135,19 @@ class Staging:
         self._cuda: CudaStaging | None = None
 
     def read(self, tensor: Tensor) -> Tensor:
-        """Give a host tensor that holds the tensor's values."""
+        """Returns a host tensor with the tensor's values."""
         return tensor if is_plain(tensor) else self._stage(tensor, load=True, store=False)
 
     def write(self, tensor: Tensor) -> Tensor:
-        """Give a host tensor whose values the tensor takes on in `finish`."""
+        """Returns a host tensor whose values `finish` copies to the tensor."""
         return tensor if is_plain(tensor) else self._stage(tensor, load=False, store=True)
 
     def update(self, tensor: Tensor) -> Tensor:
-        """Give a host tensor that does both."""
+        """Returns a host tensor with the tensor's values, whose values `finish` copies back."""
         return tensor if is_plain(tensor) else self._stage(tensor, load=True, store=True)
 
     def ready(self) -> None:
-        """Wait until what was copied from a device has arrived."""
+        """Waits until the values copied from a device have arrived."""
         if self._cuda is not None:
             self._cuda.wait_loaded()
 
@@ -156,23 +158,23 @@ class Staging:
 
     @property
     def is_needed(self) -> bool:
-        """Whether any tensor is not the core's own memory."""
+        """Whether any tensor has been copied."""
         return bool(self._copies) or self._cuda is not None
 
     @property
     def has_results(self) -> bool:
-        """Whether `finish` copies anything."""
+        """Whether `finish` copies any results."""
         return bool(self._copies) or (self._cuda is not None and self._cuda.has_results)
 
     @property
     def cuda(self) -> CudaStaging | None:
-        """What copies to a device, if the tensors are on one."""
+        """The copies to and from a CUDA device, if the tensors are on one."""
         return self._cuda
 
     def finish(self) -> None:
-        """Copy results to the tensors; on a device this is only enqueued, on a stream of smdp's.
+        """Copies results to the tensors. For a device, the copies are only enqueued on a stream of smdp.
 
-        The thread need not be in the modes of the call: tensors made in inference mode are filled in it.
+        Any thread may call it, since tensors made in inference mode are filled in that mode.
         """
         for target, host in self._copies:
             with torch.inference_mode(target.is_inference()), torch.no_grad():
@@ -181,29 +183,29 @@ class Staging:
             self._cuda.store()
 
     def order_stream(self) -> None:
-        """Let the current stream of the device, if any, wait for what `finish` enqueued."""
+        """Makes the current stream of the device, if any, wait for the copies that `finish` enqueued."""
         if self._cuda is not None:
             self._cuda.order_stream()
 
     def _stage(self, tensor: Tensor, *, load: bool, store: bool) -> Tensor:
         if tensor.layout is not torch.strided or tensor.is_nested:
-            kind = "nested ones" if tensor.is_nested else str(tensor.layout)
+            kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
             cure = "its values" if tensor.is_nested else "tensor.to_dense()"
-            raise TypeError(f"smdp moves dense tensors, got {kind}; use {cure}")
-        if isinstance(tensor, AsyncCollectiveTensor):  # what a functional collective has under way
+            raise TypeError(f"smdp supports dense tensors here, but got {kind}. Use {cure}.")
+        if isinstance(tensor, AsyncCollectiveTensor):  # the pending result of a functional collective
             tensor = tensor.trigger_wait()
             return tensor if is_plain(tensor) else self._stage(tensor, load=load, store=store)
         if (tensor.is_cpu or tensor.is_cuda) and not _has_memory(tensor):
             raise TypeError(
                 f"[smdp] {self._call}: a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory"
-                " of its own, and only memory can be sent. Give it a plain tensor: the local part of a"
-                " DTensor is .to_local(); fake and freed ones have none, nor those within vmap and grad."
+                " to send. Pass a plain tensor; for a DTensor, pass tensor.to_local(). Fake and freed tensors"
+                " have no memory, nor do tensors inside vmap and grad."
             )
         if store and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
             raise ValueError(
                 f"[smdp] {self._call}: an output of shape {list(tensor.shape)} and strides "
-                f"{list(tensor.stride())} has several elements in one place of memory (expand() makes such "
-                "tensors), where results have no room. Give it tensor.contiguous()."
+                f"{list(tensor.stride())} has several elements at the same memory address, as after expand(),"
+                " so it cannot hold the results. Pass tensor.contiguous()."
             )
         with torch.no_grad():
             if tensor.is_cuda:
@@ -212,9 +214,9 @@ class Staging:
                 return self._cuda.stage(tensor, load=load, store=store)
             if not tensor.is_cpu:
                 raise TypeError(
-                    f"[smdp] {self._call}: smdp moves tensors on cpu and cuda, and one of shape"
+                    f"[smdp] {self._call}: smdp supports tensors on cpu and cuda, but one of shape"
                     f" {list(tensor.shape)} is on {tensor.device}."
-                    + (" Modules on meta get memory by to_empty()." if tensor.is_meta else "")
+                    + (" Call to_empty() to allocate a module that is on meta." if tensor.is_meta else "")
                 )
             host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             if load:

@@ -1,4 +1,4 @@
-"""What stands around every call that torch makes: a range in its profiler, and rank and call in errors."""
+"""Wraps every call from torch in a profiler range, and adds rank and call to its errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from smdp.torch.process_group.profiling import profiled
 if TYPE_CHECKING:
     from smdp.torch.process_group._calls import Calls
 
-# Methods of torch's ProcessGroup, also by their names before torch 2.13, and what the core calls them. What
-# calls another of these is left to it.
+# Methods of torch's ProcessGroup, also under their names before torch 2.13, and the core's names for them. A
+# method that only calls another one of these is not listed.
 CALLS = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -39,7 +39,7 @@ CALLS = {
 
 
 def wrap_calls(group_class: type[Calls]) -> None:
-    """Wrap the methods of a ProcessGroup class."""
+    """Wraps the methods of a ProcessGroup class."""
     for method, name in CALLS.items():
         setattr(group_class, method, _wrapped(getattr(group_class, method), name))
 
@@ -62,7 +62,7 @@ def _wrapped(method: Callable[..., Any], name: str) -> Callable[..., Any]:
             TypeError,
             ValueError,
             NotImplementedError,
-        ) as error:  # about arguments, which are this rank's
+        ) as error:  # about the arguments of this rank
             _complete(error, self._group.tag, name)
             raise
 
@@ -70,7 +70,7 @@ def _wrapped(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _complete(error: Exception, tag: str, name: str) -> None:
-    """Put rank and call before a message that does not begin with them."""
+    """Adds rank and call to the beginning of a message that does not name them."""
     text = str(error)
     if text.startswith("[smdp] rank "):
         return

@@ -1,4 +1,4 @@
-"""What torch gets back from a call: `torch.distributed.Work` over the core's handles."""
+"""The results of calls: `torch.distributed.Work` over the core's handles."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ if TYPE_CHECKING:
 
 NO_TIMEOUT = timedelta(0)
 
-# Guards the few steps that the waiting thread and the completion thread could both take. Never held while
-# waiting for another rank or while running a callback.
+# Guards the few steps that the waiting thread and the completion thread may both take. It is never held while
+# waiting for another rank or running a callback.
 _lock = threading.Lock()
 
 
 def seconds_of(timeout: timedelta) -> float:
-    """Returns torch's time limit in the unit that the core takes: seconds.
+    """Returns torch's timeout in seconds, the unit of the core.
 
     Raises:
-        ValueError: It is not above 0.
+        ValueError: The timeout is not above 0.
     """
     return seconds("timeout", timeout.total_seconds())
 
 
 class CompletedWork(Work):
-    """An operation that has ended before the call returned. One object serves all calls: it has no result."""
+    """An operation that ended before the call returned. All calls share one object, which has no result."""
 
     def is_completed(self) -> bool:
-        """Give True."""
+        """Returns True."""
         return True
 
     def is_success(self) -> bool:
-        """Give True: a failed synchronous call has raised."""
+        """Returns True, because a failed synchronous call has raised its error."""
         return True
 
     def exception(self) -> None:
-        """Give None."""
+        """Returns None."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Return at once."""
+        """Returns at once."""
         return True
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Returns at once."""
 
     def result(self) -> list[Tensor]:
-        """Give no tensors."""
+        """Returns an empty list."""
         return []
 
     def get_future(self) -> Future[list[Tensor]]:
-        """Give a completed Future of no tensors."""
+        """Returns a completed Future of an empty list."""
         future: Future[list[Tensor]] = Future()
         future.set_result([])
         return future
@@ -76,13 +76,13 @@ COMPLETED = CompletedWork()
 class HandleWork(Work):
     """One or more operations in flight.
 
-    Holds all memory which the core reads or writes. If it is dropped early the completion thread holds that
-    memory until the operations have ended.
+    The Work keeps all memory that the core reads or writes. If it is dropped early, the completion thread
+    keeps that memory until the operations have ended.
 
     Args:
         handles: The core's operations.
-        tensors: The result of the Future, torch's convention: what the call has filled.
-        keep: Every tensor whose memory the core uses.
+        tensors: The tensors that the call fills, which torch expects as the result of the Future.
+        keep: All tensors whose memory the core uses.
         staging: Copies to make once the operations have ended.
 
     Attributes:
@@ -105,10 +105,13 @@ class HandleWork(Work):
         self._future: Future[list[Tensor]] | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait until all has ended.
+        """Waits until all operations have ended.
+
+        Args:
+            timeout: The limit for all operations together; 0 for the group's timeout.
 
         Raises:
-            smdp.SmdpError: The operation failed, or `timeout` (0: the group's), for all of it, is over.
+            smdp.SmdpError: An operation failed, or the timeout has expired.
             ValueError: `timeout` is below 0.
         """
         limit = seconds_of(timeout) if timeout else None
@@ -119,11 +122,11 @@ class HandleWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """Wait, and let the current stream wait for the results."""
+        """Waits, and makes the current stream wait for the results."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Tell whether all has ended, well or not, and the results may be used."""
+        """Returns whether all operations have ended, successfully or not, and the results may be used."""
         if not self._has_ended():
             return False
         if self._staging is not None and self.exception() is None:
@@ -132,14 +135,14 @@ class HandleWork(Work):
         return True
 
     def is_success(self) -> bool:
-        """Tell whether all has ended well."""
+        """Returns whether all operations have ended successfully."""
         return self.is_completed() and self.exception() is None
 
     def _has_ended(self) -> bool:
         return all(handle.done() for handle in self.handles)
 
     def exception(self) -> Exception | None:
-        """Give the first error, if any."""
+        """Returns the first error, if any."""
         for handle in self.handles:
             error = handle.error()
             if error is not None:
@@ -147,21 +150,21 @@ class HandleWork(Work):
         return None
 
     def result(self) -> list[Tensor]:
-        """Give the tensors which the call fills."""
+        """Returns the tensors that the call fills."""
         return self._tensors
 
     def source_rank(self) -> int:
-        """Give the rank from which a tensor was received."""
+        """Returns the rank from which the tensor was received."""
         return self.handles[0].source()
 
     _source_rank = source_rank
 
     def get_future(self) -> Future[list[Tensor]]:
-        """Give a Future of the filled tensors; its callbacks run on smdp's completion thread.
+        """Returns a Future of the filled tensors. Its callbacks run on smdp's completion thread.
 
-        Callbacks that communicate would do so in an order which differs between ranks. So where the calling
-        function defines such callbacks (torch's PowerSGD hooks do), or the caller is a callback itself, the
-        operation is waited for here and callbacks run in the caller's thread.
+        Callbacks that communicate would start operations in an order that differs between ranks. If the
+        calling function defines such callbacks, as torch's PowerSGD hooks do, or is itself a callback, this
+        method waits for the operation, and callbacks run in the caller's thread.
         """
         if completion.is_current_thread() or _callbacks_communicate():
             with contextlib.suppress(Exception):  # the Future carries the error
@@ -171,8 +174,8 @@ class HandleWork(Work):
                 return self._future
             cuda = None if self._staging is None else self._staging.cuda
             source: Future[Any] = Future(devices=None if cuda is None else [cuda.device])
-            # Future.set_exception() would hand C++ callers the exception as a value; a raising callback is
-            # what makes a Future fail for them too.
+            # Future.set_exception() would give C++ callers the exception as a value. A callback that raises
+            # makes the Future fail for them as well.
             self._future = future = source.then(_value_or_raise)
         setter = _FutureSetter(self, source)
         if self._has_ended():
@@ -186,10 +189,10 @@ class HandleWork(Work):
         with _lock:
             if staging is not None and not self._is_copied:
                 staging.finish()
-                self._is_copied = True  # not where that has failed
+                self._is_copied = True  # stays False if finish() fails
 
     def __del__(self) -> None:
-        """Hand over memory which the core still uses, and copies still to be made."""
+        """Passes memory in use and outstanding copies on to the completion thread."""
         if sys.is_finalizing() or (self._is_copied and self._has_ended()):
             return
         completion.watch(self.handles, _Keeper(self))
@@ -213,19 +216,19 @@ class _FutureSetter:
             return
         try:
             work._copy()
-        except Exception as copy_error:  # noqa: BLE001 - handed to the Future
+        except Exception as copy_error:  # noqa: BLE001 - the Future raises it
             self._source.set_result(copy_error)
             return
         if staging.cuda is None:
             self._source.set_result(work._tensors)
             return
-        # The Future records an event on the current stream: the one that ran the copies.
+        # The Future records an event on the current stream, which must be the stream of the copies.
         with staging.cuda.on_stream():
             self._source.set_result(work._tensors)
 
 
 class _Keeper:
-    """Outlives a Work that was dropped while in flight."""
+    """Keeps the memory of a Work that was dropped while in flight, and makes its copies."""
 
     __slots__ = ("_keep", "_staging", "_tensors", "handles")
 
@@ -252,10 +255,10 @@ _communicating: dict[CodeType, bool] = {}
 
 
 def _callbacks_communicate() -> bool:
-    """Tell whether functions defined inside the caller of `get_future` ask for Futures themselves."""
+    """Returns whether functions defined inside the caller of `get_future` call `get_future` themselves."""
     try:
         caller = sys._getframe(2).f_code
-    except ValueError:  # a thread of C++, without a frame of Python
+    except ValueError:  # a C++ thread without a Python frame
         return False
     answer = _communicating.get(caller)
     if answer is None:
