@@ -363,7 +363,7 @@ def different_secrets() -> None:
 def missing_rank() -> None:
     import smdp
 
-    with raises_within(20, "missing are 2 of 3", "here are 0-1", kind=smdp.TimeoutError):
+    with raises_within(20, "missing 2 of 3", "joined 0-1", kind=smdp.TimeoutError):
         dist.init_process_group(
             "smdp",
             init_method=f"file://{os.environ['SMDP_TEST_STORE']}",
@@ -379,9 +379,7 @@ def late_rank() -> None:
     rank = int(os.environ["RANK"])
     if rank == 1:
         time.sleep(5)
-    with raises_within(
-        10, "missing are 1 of 2", "too late" if rank else "here are 0", kind=smdp.TimeoutError
-    ):
+    with raises_within(10, "missing 1 of 2", "too late" if rank else "joined 0", kind=smdp.TimeoutError):
         dist.init_process_group(
             "smdp", init_method=f"file://{os.environ['SMDP_TEST_STORE']}", rank=rank, world_size=2
         )

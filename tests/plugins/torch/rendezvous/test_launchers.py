@@ -183,7 +183,7 @@ def test_a_rank_of_ones_own_goes_before_a_variable() -> None:
         SMDP_INIT_TIMEOUT="2",
         **full(RANK="a", WORLD_SIZE="b", MASTER_PORT=free_port()),
     )
-    assert "[smdp] rank 0 of 2: after 2 s not all ranks of group 'torch:0' have come" in output, output
+    assert "[smdp] rank 0 of 2: after 2 s not all ranks of group 'torch:0' have joined" in output, output
 
 
 def test_one_rank_alone_may_draw_its_port() -> None:
@@ -206,10 +206,7 @@ def test_a_port_that_is_taken() -> None:
         port = str(holder.getsockname()[1])
         code, output = run(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert code == 1
-    assert (
-        f"[smdp] rank 0 of 2 cannot listen at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}: another job"
-        in output
-    )
+    assert f"[smdp] rank 0 of 2 cannot listen at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}, because" in output
 
 
 _TCP = """
@@ -234,8 +231,8 @@ def test_a_rank_that_never_comes_is_named_on_all_that_came(scheme: str) -> None:
         line = one.communicate(timeout=180)[0].strip().splitlines()[-1]
         assert line.startswith(f"smdp._errors.TimeoutError: [smdp] rank {rank} of 3: after 3 s"), line
         assert (
-            f"here are 0, 2; missing are 1 of 3. Are those running, with the same world size and {place}?"
-            in line
+            "joined 0, 2; missing 1 of 3. Check that the missing ranks are running, with the same world"
+            f" size and {place}." in line
         )
 
 
@@ -244,7 +241,7 @@ def test_rank_0_or_an_agent_that_never_comes(rank: int, more: dict[str, str]) ->
     code, output = run(SMDP_INIT_TIMEOUT="3", **full(RANK=str(rank), MASTER_PORT=free_port(), **more))
     assert code == 1
     assert f"[smdp] rank {rank} of 2: nothing listens at MASTER_ADDR=127.0.0.1" in output, output
-    assert "after 3 s, so rank 0, or the launcher that holds the store, is missing" in output
+    assert "after 3 s. Rank 0, or the launcher that holds the store, has not started" in output
 
 
 def test_who_listens_and_never_answers() -> None:
@@ -253,8 +250,8 @@ def test_who_listens_and_never_answers() -> None:
         mute.listen()
         code, output = run(SMDP_INIT_TIMEOUT="3", **full(RANK="1", MASTER_PORT=str(mute.getsockname()[1])))
     assert code == 1
-    assert "[smdp] rank 1 of 2: what listens at MASTER_ADDR=127.0.0.1" in output, output
-    assert "has not answered as torch's store does within 3 s" in output
+    assert "[smdp] rank 1 of 2: a process listens at MASTER_ADDR=127.0.0.1" in output, output
+    assert "has not answered like torch's store within 3 s" in output
 
 
 def test_ctrl_c_while_others_have_not_come() -> None:
@@ -285,7 +282,7 @@ def test_a_timeout_of_ones_own_counts_for_the_start() -> None:
     )
     exit_code, output = run(code=code, SMDP_INIT_TIMEOUT="2", **around)
     assert exit_code == 1
-    assert "after 4 s not all ranks of group 'torch:0' have come" in output, output
+    assert "after 4 s not all ranks of group 'torch:0' have joined" in output, output
 
 
 def test_a_start_that_failed_leaves_no_place_and_no_timeout_to_a_store() -> None:
@@ -299,7 +296,7 @@ def test_a_start_that_failed_leaves_no_place_and_no_timeout_to_a_store() -> None
     exit_code, output = run(code=code, SMDP_INIT_TIMEOUT="1", **full(RANK="1", MASTER_PORT=free_port()))
     assert exit_code == 1
     assert "after 1 s not all ranks" in output, output
-    assert "Are those running, with the same world size? SMDP_INIT_TIMEOUT sets the wait." in output, output
+    assert "ranks are running, with the same world size. SMDP_INIT_TIMEOUT sets the wait." in output, output
 
 
 def test_a_timeout_without_end() -> None:
@@ -329,7 +326,7 @@ def test_a_rank_of_another_job_is_refused_and_the_job_goes_on() -> None:
     early = [start(**task(rank, 3, **more)) for rank in (0, 1)]
     code, output = run(**task(1, 3, **{**more, "SLURM_JOB_ID": "18"}))
     assert code == 1
-    assert f"MASTER_PORT={port} is that of another job, '17.0', and this one is '18.0'" in output, output
+    assert f"MASTER_PORT={port} belongs to a different job, '17.0'; this job is '18.0'" in output, output
     code, output = run(**task(2, 3, **more))
     outputs = [*(one.communicate(timeout=180)[0] for one in early), output]
     assert [*(one.returncode for one in early), code] == [0, 0, 0], outputs
@@ -344,7 +341,7 @@ def test_many_ranks_that_do_not_come_are_a_short_line() -> None:
     )
     exit_code, output = run(code=code)
     assert exit_code == 1
-    assert "of group 'world' have come: here are 0; missing are 1-2999 of 3000." in output, output
+    assert "of group 'world' have joined: joined 0; missing 1-2999 of 3000." in output, output
 
 
 _STORE = """
@@ -371,9 +368,9 @@ def test_a_store_that_goes_away_while_the_ranks_meet() -> None:
     holder.communicate(timeout=60)
     output = waiting.communicate(timeout=60)[0]
     line = output.strip().splitlines()[-1]
-    assert line.startswith("smdp._errors.PeerLostError: [smdp] rank 1 of 2: the store went away"), line
-    assert "the store went away while the ranks of group 'world' met" in line
-    assert "rank 0, or the launcher that holds the store, has ended" in line
+    assert line.startswith("smdp._errors.PeerLostError: [smdp] rank 1 of 2: lost the connection to"), line
+    assert "the store while the ranks of group 'world' were joining" in line
+    assert "Rank 0, or the launcher that holds the store, has ended" in line
 
 
 @pytest.mark.parametrize(

@@ -37,17 +37,17 @@ def test_all_come() -> None:
 def test_a_missing_rank_is_named_on_all_that_came() -> None:
     for error in meet([(0, 4), (1, 4), (3, 4)], 0.5):
         assert isinstance(error, smdp.TimeoutError)
-        assert "here are 0-1, 3; missing are 2 of 4." in str(error)
+        assert "joined 0-1, 3; missing 2 of 4." in str(error)
 
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [
-        ([(0, 2), (1, 3)], "rank 1 was started with world size 3, and rank 0 with 2."),
-        ([(0, 3), (1, 2)], "rank 1 was started with world size 2, and rank 0 with 3."),
-        ([(0, 3), (1, 3), (2, 4)], "rank 2 was started with world size 4, and rank 0 with 3."),
+        ([(0, 2), (1, 3)], "rank 1 was started with world size 3, but rank 0 with 2."),
+        ([(0, 3), (1, 2)], "rank 1 was started with world size 2, but rank 0 with 3."),
+        ([(0, 3), (1, 3), (2, 4)], "rank 2 was started with world size 4, but rank 0 with 3."),
         # Rank 0 does not look for a rank 3, so that one has to object.
-        ([(0, 3), (1, 3), (3, 4)], "rank 3 was started with world size 4, and rank 0 with 3."),
+        ([(0, 3), (1, 3), (3, 4)], "rank 3 was started with world size 4, but rank 0 with 3."),
     ],
 )
 def test_another_world_size(ranks: list[tuple[int, int]], text: str) -> None:
@@ -56,7 +56,7 @@ def test_another_world_size(ranks: list[tuple[int, int]], text: str) -> None:
         # A thread may come when the others have heard.
         assert (
             str(error).replace("too late: ", "")
-            == f"[smdp] rank {rank} of {size}: {text} Give all ranks the same world size."
+            == f"[smdp] rank {rank} of {size}: {text} Start all ranks with the same world size."
         )
 
 

@@ -1,1 +1,1 @@
-"""From torch's store to connected ranks."""
+"""Connects the ranks of a new group through torch's store."""

@@ -1,4 +1,4 @@
-"""torch's store, with an end to every call."""
+"""A time limit for every call of torch's store."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _Call = tuple[Callable[..., Any], tuple[Any, ...], _Answer]
 
 
 class BoundedStore:
-    """Calls a store on a thread: a client of torch's waits without end for a server that is stopped.
+    """Calls a store on a thread, because torch's client waits forever for a server that has stopped.
 
-    As a context it ends the thread, which holds the store; a later call begins another.
+    Leaving the context ends the thread, which holds the store. A later call starts a new thread.
 
     Args:
-        store: torch's.
-        limit_s: How long one call may take.
-        rank: This one's number in the group that uses it.
-        size: Number of its ranks.
-        group: Its name.
-        meanwhile: Called about once a second while a call waits; what it raises ends the wait.
+        store: torch's store.
+        limit_s: The time limit of one call in seconds.
+        rank: The rank of this process in the group that uses the store.
+        size: The number of ranks in the group.
+        group: The name of the group.
+        meanwhile: A function that is called about once a second while a call waits. An error that it raises
+            ends the wait.
 
     Attributes:
-        failure: Raised by a call that took too long, and by all after it, at once.
+        failure: The error of a call that took too long. All later calls raise it at once.
     """
 
     def __init__(
@@ -53,32 +54,32 @@ class BoundedStore:
         self._meanwhile = meanwhile
         self.failure: TimeoutError | None = None
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards _is_running, and that no call is left in the queue without it
+        self._lock = threading.Lock()  # guards _is_running, so that every queued call has a running thread
         self._is_running = False
 
     def __enter__(self) -> BoundedStore:
-        """Do nothing."""
+        """Returns the object itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread, once a call that it is in has ended."""
+        """Ends the thread when its current call has ended."""
         with self._lock:
             if self._is_running:
                 self._calls.put(None)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a value."""
+        """Sets a value."""
         self._call(self._store.set, key, value)
 
     def get(self, key: str) -> bytes:
-        """Give a value that is there."""
+        """Returns an existing value."""
         value: bytes = self._call(self._store.get, key)
         return value
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all are there."""
+        """Returns whether all keys exist."""
         return bool(self._call(self._store.check, keys))
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -91,7 +92,7 @@ class BoundedStore:
                 threading.Thread(target=self._run, name="smdp-store", daemon=True).start()
                 self._is_running = True
         deadline = time.monotonic() + self._limit_s
-        while True:  # in slices: a signal right before a wait would be heard after it only
+        while True:  # in slices, because a signal right before a wait would be handled only after it
             left = deadline - time.monotonic()
             try:
                 value, error = answer.get(timeout=min(max(left, 0.0), _SLICE_S))
@@ -99,9 +100,9 @@ class BoundedStore:
                 if left <= 0:
                     self.failure = TimeoutError(
                         f"[smdp] rank {self._rank} of {self._size}: torch's store has not answered for"
-                        f" {self._limit_s:g} s, while the ranks of group {self._group!r} met: rank 0, or the"
-                        " launcher that holds it, is stopped, or its machine hangs. Look at that one;"
-                        " SMDP_INIT_TIMEOUT sets the wait."
+                        f" {self._limit_s:g} s while the ranks of group {self._group!r} were joining. Rank 0,"
+                        " or the launcher that holds the store, is stopped, or its machine hangs. Check that"
+                        " process. SMDP_INIT_TIMEOUT sets the wait."
                     )
                     raise self.failure from None
                 if self._meanwhile is not None:
@@ -123,6 +124,6 @@ class BoundedStore:
             function, arguments, answer = call
             try:
                 answer.put((function(*arguments), None))
-            except Exception as error:  # noqa: BLE001 - raised by who waits
+            except Exception as error:  # noqa: BLE001 - raised in the waiting thread
                 answer.put((None, error))
-            del call, function, arguments, answer  # they hold the store
+            del call, function, arguments, answer  # these keep the store alive

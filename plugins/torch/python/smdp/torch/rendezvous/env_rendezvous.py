@@ -1,7 +1,7 @@
-"""torch's env:// under any launcher: where torch's variables are missing, the launcher's are read.
+"""torch's env:// under any launcher, with the launcher's variables in place of missing torch variables.
 
-torch reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun sets and mpirun and srun do not. The
-entry point puts `rendezvous` before torch's own handler, for groups over smdp only.
+torch reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun sets, but mpirun and srun do not.
+The entry point calls `rendezvous` before torch's handler, for groups over smdp only.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
-    """Fills in torch's variables from the launcher, looks at the master's name, and goes on as torch does.
+    """Sets torch's variables from the launcher, checks the master's name, and continues like torch.
 
     Args:
-        torchs: torch's own handler of env://.
-        url: env://, perhaps with `rank` and `world_size`.
-        options: For torch's handler.
+        torchs: torch's handler of env://.
+        url: An env:// URL, which may have `rank` and `world_size`.
+        options: Options of torch's handler.
+
+    Yields:
+        The store, the rank and the world size.
 
     Raises:
-        smdp.ConfigError: torch's or the launcher's variables make no sense, the master's name is unknown
-            here, or its port is taken.
+        smdp.ConfigError: A variable of torch or of the launcher is not valid, the master's name cannot be
+            resolved, or its port is taken.
         ValueError: The timeout is not above 0.
         smdp.TimeoutError: There is no store at the master's address.
     """
     log_choice()
-    before = dict(os.environ)  # without what is filled in below
+    before = dict(os.environ)  # without the variables set below
     arguments = parse_qs(urlparse(url).query)
     needed = [name for name in _RANKS if name.lower() not in arguments]
     if any(not read(os.environ, name) for name in (*needed, *_MASTER)):
@@ -51,7 +54,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         has_launcher = set_torch_variables()
         if not has_launcher and len(needed) == 2 and not any(read(os.environ, name) for name in needed):
             master = read(os.environ, "MASTER_ADDR")
-            if master is None or is_here(master):  # else it is a job's, and torch says which rank is missing
+            if master is None or is_here(master):  # else this is part of a job, and torch reports the rank
                 _be_alone()
     address, port = (read(os.environ, name) for name in _MASTER)
     rank, size = (arguments.get(name.lower(), [read(os.environ, name)])[0] for name in _RANKS)
@@ -62,7 +65,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         if rank == "0" and size != "1":
             warn_if_elsewhere(address)
     if not (rank and size and address and port):
-        yield from torchs(url, **options)  # which says what is missing
+        yield from torchs(url, **options)  # torch reports what is missing
         return
     where = f"MASTER_ADDR={address}, MASTER_PORT={port}"
     yield from open_store(torchs, url, options, int(rank), int(size), (address, int(port)), where, limit_s)
@@ -71,11 +74,10 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
 def _check(
     arguments: Mapping[str, list[str]], rank: str | None, size: str | None, environ: Mapping[str, str]
 ) -> None:
-    """Checks what torch is about to read; torch itself names what is missing.
+    """Checks the values that torch is about to read. torch reports missing ones.
 
     Raises:
-        smdp.ConfigError: A rank, world size or port makes no sense, or the launcher has given this process
-            another place.
+        smdp.ConfigError: A rank, world size or port is not valid, or differs from the launcher's.
     """
     if rank is not None and size is not None:
         names = [name.lower() if name.lower() in arguments else name for name in _RANKS]
@@ -84,7 +86,7 @@ def _check(
             given = ", ".join(f"{name}={value}" for name, value in values.items())
             check_given_ranks(int(rank), int(size), f"init_process_group() with {given}", environ)
         read_ranks(values, *names)
-    if size != "1" or read(os.environ, "MASTER_PORT") != "0":  # torch lets one rank alone draw a port
+    if size != "1" or read(os.environ, "MASTER_PORT") != "0":  # torch lets a single rank choose any port
         read_port(os.environ, "MASTER_PORT")
 
 

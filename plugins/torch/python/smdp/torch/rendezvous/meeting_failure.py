@@ -1,4 +1,4 @@
-"""Why the ranks of a new group cannot meet: found by one of them, and raised by all."""
+"""The reason why a new group cannot be created, which one rank finds and all ranks raise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _KINDS = {kind.__name__: kind for kind in (ConfigError, MismatchError, TimeoutEr
 
 @dataclass(frozen=True)
 class MeetingFailure:
-    """A reason that travels through torch's store.
+    """A reason that ranks exchange through torch's store.
 
     Attributes:
         kind: The name of the error's class.
         text: The reason.
-        ranks: Those that are lost, of a PeerLostError.
-        token: Of the process that noticed, if it waits for an answer.
+        ranks: The lost ranks of a PeerLostError.
+        token: The token of the process that found the reason, if it waits for an answer.
     """
 
     kind: str
@@ -28,15 +28,15 @@ class MeetingFailure:
 
     @classmethod
     def decode(cls, value: bytes) -> MeetingFailure:
-        """Reads what encode() has written."""
+        """Returns the failure that encode() has written."""
         return cls(**json.loads(value))
 
     def encode(self) -> str:
-        """Returns it as text."""
+        """Returns the failure as text."""
         return json.dumps(asdict(self))
 
     def error(self, rank: int, size: int, why: str = "") -> SmdpError:
-        """Returns the error that a rank raises; `why` goes before the text."""
+        """Returns the error that a rank raises, with `why` before the text."""
         text = f"[smdp] rank {rank} of {size}: {why + self.text}"
         if self.kind == PeerLostError.__name__:
             return PeerLostError(text, self.ranks)

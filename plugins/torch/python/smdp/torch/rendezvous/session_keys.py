@@ -1,4 +1,4 @@
-"""The keys in torch's store by which the ranks of a new group meet."""
+"""The keys that the ranks of a new group use in torch's store."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ SIZE = "smdp/size"
 
 
 def hello(session: str, rank: int) -> str:
-    """Names the key at which a rank leaves the token of its process."""
+    """Returns the key under which a rank stores the token of its process."""
     return f"smdp/{session}/hello/{rank}"
 
 
 def go(session: str, token: str) -> str:
-    """Names the key at which rank 0 says that all have come."""
+    """Returns the key with which rank 0 announces that all ranks have joined."""
     return f"smdp/{session}/go/{token}"
 
 
 def objection(session: str) -> str:
-    """Names the key at which a rank says why the group cannot be made."""
+    """Returns the key under which a rank stores the reason why the group cannot be created."""
     return f"smdp/{session}/objection"
 
 
 def failed(session: str, token: str = "") -> str:
-    """Names the key at which rank 0 says why the meeting has failed; without a token, to who comes late."""
+    """Returns the key under which rank 0 stores the failure; without a token, for ranks that come late."""
     return f"smdp/{session}/failed/{token}"
 
 
 def read(session: str, token: str) -> str:
-    """Names the key at which a process says that it has read why."""
+    """Returns the key with which a process confirms that it has read the failure."""
     return f"smdp/{session}/read/{token}"

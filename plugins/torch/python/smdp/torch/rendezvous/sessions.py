@@ -1,11 +1,11 @@
-"""Separates the ranks of this attempt from earlier ones, whose keys may still be in torch's store.
+"""Separates the ranks of this attempt from earlier attempts, whose keys may still be in torch's store.
 
 torchrun keeps one store over all restarts, and `init_process_group` may be called again on the same store.
-So rank 0 draws a fresh session and waits until every rank has answered with a token of its own. A rank
-believes in a session only once rank 0 has repeated that token, and answers anew when the session changes.
+Rank 0 therefore draws a new session and waits until every rank has answered with its own token. A rank
+accepts a session only when rank 0 has repeated its token, and answers again when the session changes.
 
-A rank that knows why the group cannot be made objects, and rank 0 passes the reason on to all. What a rank
-reads in a session that rank 0 has given up has no effect, and neither does its objection.
+A rank that knows why the group cannot be created raises an objection, and rank 0 passes the reason on to all
+ranks. Reading from a session that rank 0 has abandoned, or objecting to it, has no effect.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ def open_session(
     parent: _core.Group | None = None,
     ranks: Sequence[int] = (),
 ) -> str:
-    """Returns a prefix for keys that no earlier attempt has used, when all ranks have come.
+    """Waits until all ranks have joined, and returns a prefix for keys that no earlier attempt has used.
 
     Args:
-        store: Where they meet.
-        rank: This one's number in the new group.
-        size: Number of its ranks.
-        group: Its name.
-        timeout_s: How long to wait for all.
-        parent: A group that knows which ranks are gone. Default: none.
-        ranks: The new group's ranks, by their numbers in `parent`.
+        store: The store that all ranks use.
+        rank: The rank of this process in the new group.
+        size: The number of ranks in the new group.
+        group: The name of the new group.
+        timeout_s: The longest time to wait for all ranks, in seconds.
+        parent: A group that knows which ranks are gone, or None.
+        ranks: The ranks of the new group by their numbers in `parent`.
 
     Raises:
-        smdp.ConfigError: The store belongs to another job, two processes have the same rank, or ranks were
-            started with different world sizes.
-        smdp.TimeoutError: Not all came in time; the message says who did.
-        smdp.PeerLostError: A rank, or the process that holds the store, ended before all had come.
-        smdp.MismatchError: Another one waits for this one in another group, and will not come; or makes this
-            group of other ranks.
+        smdp.ConfigError: The store belongs to a different job, two processes have the same rank, or ranks
+            were started with different world sizes.
+        smdp.TimeoutError: Not all ranks joined in time. The message names the missing ranks.
+        smdp.PeerLostError: A rank, or the process that holds the store, ended before all ranks had joined.
+        smdp.MismatchError: A rank waits for this rank in a different group, or creates this group with
+            different ranks.
     """
     with _core.Meeting(group, size, parent, list(ranks)) as meeting:
         try:
@@ -70,10 +70,10 @@ def open_session(
         except DistNetworkError as error:
             meeting.check(has_failed=True)
             raise PeerLostError(
-                f"[smdp] rank {rank} of {size}: the store{start.at} went away "
-                f"while the ranks of group {group!r} met ({str(error).splitlines()[0]}): rank 0, or the "
-                "launcher that holds the store, has ended; read its output",
-                [0] if rank else [],  # of this group; in another one rank 0 may be somebody else
+                f"[smdp] rank {rank} of {size}: lost the connection to the store{start.at} while the ranks of"
+                f" group {group!r} were joining ({str(error).splitlines()[0]}). Rank 0, or the launcher that"
+                " holds the store, has ended. Read its output.",
+                [0] if rank else [],  # rank 0 of this group, which may have a different rank in others
             ) from error
 
 
@@ -96,13 +96,13 @@ def _lead(
         where = limit = ""
         if is_start:
             where = ", with the same world size"
-            if start.place:  # else timeout= does not count for the start
+            if start.place:  # without it, timeout= does not limit the start
                 where, limit = f"{where} and {start.place}", ", or timeout=,"
         failure = MeetingFailure(
             TimeoutError.__name__,
-            f"after {timeout_s:g} s not all ranks of group {group!r} have come: "
-            f"here are {shown_ranks([0, *came])}; missing are {shown_ranks(missing)} of {size}. "
-            f"Are those running{where}? SMDP_INIT_TIMEOUT{limit} sets the wait.",
+            f"after {timeout_s:g} s not all ranks of group {group!r} have joined: joined"
+            f" {shown_ranks([0, *came])}; missing {shown_ranks(missing)} of {size}. Check that the missing"
+            f" ranks are running{where}. SMDP_INIT_TIMEOUT{limit} sets the wait.",
         )
     tokens = [store.get(keys.hello(session, rank)).decode() for rank in came]
     if failure is not None:
@@ -118,11 +118,11 @@ def _lead(
 def _tell(
     store: BoundedStore, session: str, failure: MeetingFailure, tokens: Sequence[str], meeting: _core.Meeting
 ) -> None:
-    """Sends the reason of the failure to the ranks that have come, and waits briefly for them to read it."""
+    """Sends the reason of the failure to the ranks that have joined, and waits briefly until they read it."""
     for token in tokens:
         store.set(keys.failed(session, token), failure.encode())
-    store.set(keys.failed(session), failure.encode())  # for who comes too late
-    # This program may end now, and the store with it.
+    store.set(keys.failed(session), failure.encode())  # for ranks that come too late
+    # This program may end now, and the store ends with it.
     _wait(store, (keys.read(session, token) for token in tokens), _FAREWELL_S, meeting)
 
 
@@ -133,9 +133,9 @@ def _wait(
     meeting: _core.Meeting,
     end: str | None = None,
 ) -> None:
-    """Waits until all keys are there, or `end` is; at most so long.
+    """Waits until all keys exist, `end` exists, or the timeout has expired.
 
-    A store's own wait keeps signals from Python, and one that ends in vain writes a warning to the log.
+    The wait() of a torch store blocks Python's signal handlers, and logs a warning when it times out.
     """
     deadline = time.monotonic() + timeout_s
     pause = _POLL_S
@@ -149,14 +149,14 @@ def _wait(
 
 
 class _Follower:
-    """A rank other than 0 of a group that is being made.
+    """A rank other than 0 of a new group.
 
     Args:
-        store: Where the ranks meet.
-        rank: This one.
-        size: Number of ranks, as this one believes.
-        group: The group's name.
-        meeting: Knows what else may end the wait.
+        store: The store that all ranks use.
+        rank: The rank of this process.
+        size: The number of ranks that this process expects.
+        group: The name of the group.
+        meeting: Reports other reasons to end the wait.
         is_start: Whether this is the default group.
     """
 
@@ -170,13 +170,13 @@ class _Follower:
         self._meeting = meeting
         self._is_start = is_start
         self._token = secrets.token_hex(8)
-        self._session = ""  # the one that was answered last
+        self._session = ""  # the session that this rank answered last
         self._size_of_leader = size
         self._was_taken = False
 
     def follow(self, timeout_s: float) -> str:
         """Waits for rank 0 and returns the prefix."""
-        # Rank 0 gives up first and says who is missing.
+        # Rank 0 gives up first, because its error names the missing ranks.
         wait_s = timeout_s + 5.0
         deadline = time.monotonic() + wait_s
         pause = _POLL_S
@@ -191,16 +191,17 @@ class _Follower:
                 pause = min(pause * 1.5, _POLL_MAX_S)
         except (SmdpError, DistNetworkError):
             raise
-        except BaseException as error:  # Ctrl-C, or what else a signal's handler raises
+        except BaseException as error:  # Ctrl-C, or an error raised by a signal handler
             text = (
-                f"rank {self._rank} left while the ranks of group {self._group!r} met: {type(error).__name__}"
+                f"rank {self._rank} left while the ranks of group {self._group!r} were joining:"
+                f" {type(error).__name__}"
             )
             self._object(MeetingFailure(PeerLostError.__name__, text, [self._rank]))
             raise
         raise self._late(wait_s)
 
     def _answer(self, session: str) -> None:
-        """Says that this rank has come, unless the session is the one that it has answered."""
+        """Answers a session with this rank's token, unless it has answered this session already."""
         if session == self._session:
             return
         _check_job(self._store.get(keys.JOB).decode(), self._rank, self._size)
@@ -213,17 +214,17 @@ class _Follower:
         self._store.set(name, self._token)
 
     def _may_go(self) -> bool:
-        """Whether rank 0 says that all have come.
+        """Returns whether rank 0 has announced that all ranks have joined.
 
         Raises:
-            smdp.SmdpError: The meeting has failed.
+            smdp.SmdpError: The group cannot be created.
         """
         session, token = self._session, self._token
         if self._store.check([keys.go(session, token)]):
             return True
         if self._store.check([keys.failed(session, token)]):
             failure = MeetingFailure.decode(self._store.get(keys.failed(session, token)))
-            with contextlib.suppress(DistNetworkError):  # it may have ended at that
+            with contextlib.suppress(DistNetworkError):  # rank 0 may have ended meanwhile
                 self._store.set(keys.read(session, token), "1")
             raise failure.error(self._rank, self._size)
         if self._store.get(keys.hello(session, self._rank)).decode() != token:
@@ -235,21 +236,21 @@ class _Follower:
     def _object(self, failure: MeetingFailure) -> None:
         if not self._session:
             return
-        with contextlib.suppress(DistNetworkError):  # then all know that rank 0 is gone
+        with contextlib.suppress(DistNetworkError):  # then all ranks notice that rank 0 is gone
             self._store.set(keys.objection(self._session), failure.encode())
 
     def _other_size(self) -> MeetingFailure:
         if self._is_start:
             kind = ConfigError.__name__
             text = (
-                f"rank {self._rank} was started with world size {self._size}, and rank 0 with "
-                f"{self._size_of_leader}. Give all ranks the same world size."
+                f"rank {self._rank} was started with world size {self._size}, but rank 0 with "
+                f"{self._size_of_leader}. Start all ranks with the same world size."
             )
         else:
             kind = MismatchError.__name__
             text = (
-                f"rank {self._rank} makes group {self._group!r} of {self._size} ranks, and rank 0 of "
-                f"{self._size_of_leader}. Call new_group() with the same ranks everywhere."
+                f"rank {self._rank} creates group {self._group!r} with {self._size} ranks, but rank 0 with "
+                f"{self._size_of_leader}. Call new_group() with the same ranks on all ranks."
             )
         return MeetingFailure(kind, text, token=self._token)
 
@@ -261,26 +262,26 @@ class _Follower:
         )
 
     def _late(self, wait_s: float) -> SmdpError:
-        """Returns why rank 0 has not answered."""
+        """Returns the error for a rank 0 that has not answered."""
         name = keys.failed(self._session)
-        # Not at once: it may be an earlier attempt's, and rank 0 of this one on its way.
+        # Checked only now, because it may belong to an earlier attempt while rank 0 is still starting.
         if self._session and self._store.check([name]):
             return MeetingFailure.decode(self._store.get(name)).error(self._rank, self._size, "too late: ")
         if self._size_of_leader != self._size:
             return self._other_size().error(self._rank, self._size)
-        other = f", or another process has come as rank {self._rank}" if self._was_taken else ""
+        other = f", or another process has joined as rank {self._rank}" if self._was_taken else ""
         return TimeoutError(
-            f"[smdp] rank {self._rank} of {self._size}: rank 0 of group {self._group!r} has not come after "
-            f"{wait_s:g} s{other}. Look at why it did not start; SMDP_INIT_TIMEOUT sets the wait."
+            f"[smdp] rank {self._rank} of {self._size}: rank 0 of group {self._group!r} has not joined after "
+            f"{wait_s:g} s{other}. Check why it did not start. SMDP_INIT_TIMEOUT sets the wait."
         )
 
 
 def _check_job(theirs: str, rank: int, size: int) -> None:
-    """Raises ConfigError if rank 0 belongs to another job, as far as both jobs have names."""
+    """Raises ConfigError if rank 0 belongs to a different job, provided that both jobs have names."""
     if theirs == start.job or not theirs or not start.job:
         return
-    cure = "set MASTER_PORT to another port" if start.place else "use another store"
+    cure = "Set MASTER_PORT to a different port" if start.place else "Use a different store"
     raise ConfigError(
-        f"[smdp] rank {rank} of {size}: the store{start.at} is that of "
-        f"another job, {theirs!r}, and this one is {start.job!r}; {cure} on all ranks of one of them"
+        f"[smdp] rank {rank} of {size}: the store{start.at} belongs to a different job, {theirs!r}; this job"
+        f" is {start.job!r}. {cure} on all ranks of one of the jobs."
     )

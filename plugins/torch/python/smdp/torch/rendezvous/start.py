@@ -1,4 +1,4 @@
-"""What the start of this process has found out about the store at which its ranks meet."""
+"""Facts about the store of the default group, found when this process starts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass
 class Start:
-    """What the rendezvous of `init_process_group` leaves for the default group.
+    """Passes facts from the rendezvous of `init_process_group` to the creation of the default group.
 
     Attributes:
-        job: The launcher's name of the job, the same on all its ranks; empty if it has none.
-        place: Where the default group's store is, in the words in which the program was told. Empty where
-            smdp has not opened it: the caller passed a store, or a file.
-        limit_s: Seconds that the ranks of the default group may take to meet. Default: SMDP_INIT_TIMEOUT.
+        job: The launcher's name for the job, the same on all of its ranks, or empty.
+        place: The address of the default group's store as the program was given it. It is empty if smdp has
+            not opened the store, because the caller passed a store or a file.
+        limit_s: The seconds that the ranks of the default group may take to join. Default:
+            SMDP_INIT_TIMEOUT.
     """
 
     job: str = ""
@@ -22,16 +23,16 @@ class Start:
     _found: tuple[str, float | None] = "", None
 
     def found(self, place: str, limit_s: float) -> None:
-        """Remembers, for the default group that is made next, where its store is and the time limit."""
+        """Records the store's address and the time limit for the next default group."""
         self._found = place, limit_s
 
     def begin(self) -> None:
-        """Takes what the rendezvous of a new default group has found; nothing if smdp's did not run."""
+        """Applies the recorded facts to a new default group. Without smdp's rendezvous there are none."""
         (self.place, self.limit_s), self._found = self._found, ("", None)
 
     @property
     def at(self) -> str:
-        """What follows "the store" in a message: its place, if that is known."""
+        """The text after "the store" in a message: its address, if known."""
         return f" at {self.place}" if self.place else ""
 
 

@@ -1,4 +1,4 @@
-"""torch's tcp://, for groups over smdp: the ranks and the address are all in the url."""
+"""torch's tcp:// for groups over smdp, whose URL has the address, the rank and the world size."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from smdp.torch.rendezvous.torch_store import Handler, limit_of, open_store
 
 
 def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
-    """Goes on as torch does, except that missing ranks are named.
+    """Connects to the store like torch, except that errors name missing ranks.
 
     Args:
-        torchs: torch's own handler of tcp://.
-        url: tcp://, with an address, a port, `rank` and `world_size`.
-        options: For torch's handler.
+        torchs: torch's handler of tcp://.
+        url: A tcp:// URL with an address, a port, `rank` and `world_size`.
+        options: Options of torch's handler.
+
+    Yields:
+        The store, the rank and the world size.
 
     Raises:
-        smdp.ConfigError: The rank or the world size makes no sense, or the port is taken.
+        smdp.ConfigError: The rank or the world size is not valid, or the port is taken.
         ValueError: The timeout is not above 0.
         smdp.TimeoutError: There is no store at the address.
     """
@@ -31,7 +34,7 @@ def rendezvous(torchs: Handler, url: str, **options: Any) -> Iterator[tuple[Stor
         name: values[0] for name, values in parse_qs(parts.query).items() if name in ("rank", "world_size")
     }
     if not parts.hostname or not parts.port or len(ranks) < 2:
-        yield from torchs(url, **options)  # which says what is missing
+        yield from torchs(url, **options)  # torch reports what is missing
         return
     known = read_ranks(ranks, "rank", "world_size")
     place = parts.hostname, parts.port

@@ -1,7 +1,7 @@
-"""torch's store at an address: rank 0 makes it, the others connect, without a wait for missing ranks.
+"""torch's store at an address, which rank 0 creates and the other ranks connect to.
 
-torch's own handlers let rank 0 wait until all ranks have connected, and know only how many have come. Ranks
-meet in `rendezvous` instead, which names those that are missing.
+torch's handlers make rank 0 wait until all ranks have connected, and know only how many have. Here the store
+does not wait for other ranks. They join in `sessions`, which names the missing ones.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from smdp.torch.rendezvous.start import start
 
 _POLL_S = 0.005
 _POLL_MAX_S = 0.2
-_GRACE_S = 5.0  # in which torch's own error, which says more, comes first
+_GRACE_S = 5.0  # lets torch's own error, which is more precise, come first
 _SLICE_S = 1.0
-_MOST_OF_A_CALL_S = 5.0  # a network that drops calls may come up meanwhile
+_MOST_OF_A_CALL_S = 5.0  # short, because a network that drops packets may come up meanwhile
 
-# Rank 0's store, until its process ends: another rank that has left a world may call init_process_group()
-# again while rank 0 is still leaving that world, and must not meet at a store that goes with it. torch's next
-# store of the same port shares its server. A world of one rank has no other, and so keeps no port.
+# Rank 0 keeps its store until the process ends. Another rank may call init_process_group() again while rank 0
+# is still leaving the old world, and must not use a store that is about to close. torch's next store on the
+# same port shares its server. A world of one rank keeps no store, so its port becomes free.
 _served: Store | None = None
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 
 def limit_of(options: dict[str, Any], default_s: float) -> float:
-    """Returns how long ranks may take to meet: the caller's timeout=, or else the default.
+    """Returns the seconds that ranks may take to join: the caller's timeout=, or the default.
 
     Raises:
         ValueError: The timeout is not above 0.
     """
     timeout = options.get("timeout", default_pg_timeout)
-    # torch's own default is half an hour; the caller has not asked for it.
+    # torch passes its default of half an hour if the caller gave no timeout.
     return default_s if timeout == default_pg_timeout else seconds("timeout", timeout.total_seconds())
 
 
@@ -61,52 +61,55 @@ def open_store(
     where: str,
     limit_s: float,
 ) -> Iterator[tuple[Store, int, int]]:
-    """Makes the store, or connects to it, with an end to every wait.
+    """Creates the store or connects to it, with a limit for every wait.
 
     Args:
-        torchs: torch's own handler of the url.
-        url: What `init_process_group` was given.
-        options: For torch's handler.
-        rank: This process's.
-        size: Number of ranks.
-        place: Address and port at which rank 0, or the launcher, has the store.
-        where: The same in the words in which the program was told.
-        limit_s: How long to wait for it.
+        torchs: torch's handler of the URL.
+        url: The URL given to `init_process_group`.
+        options: Options of torch's handler.
+        rank: The rank of this process.
+        size: The number of ranks.
+        place: The address and port of the store.
+        where: The address as the program was given it, for messages.
+        limit_s: The longest time to wait for the store, in seconds.
+
+    Yields:
+        The store, the rank and the world size.
 
     Raises:
         smdp.ConfigError: The port is taken.
-        smdp.TimeoutError: There is no store at that place.
+        smdp.TimeoutError: There is no store at the address.
     """
     deadline = time.monotonic() + limit_s
     serves = rank == 0 and not _is_served_by_agent()
     if not serves and not _is_answered(place, deadline):
         raise TimeoutError(
-            f"[smdp] rank {rank} of {size}: nothing listens at {where} "
-            f"after {limit_s:g} s, so rank 0, or the launcher that holds the store, is missing: it has not "
-            "come, or has left already. Is it running, with the same address and port? "
-            "SMDP_INIT_TIMEOUT, or timeout=, sets the wait."
+            f"[smdp] rank {rank} of {size}: nothing listens at {where} after {limit_s:g} s. Rank 0, or the"
+            " launcher that holds the store, has not started or has already ended. Check that it is running,"
+            " with the same address and port. SMDP_INIT_TIMEOUT, or timeout=, sets the wait."
         )
     options = {**options, "timeout": timedelta(seconds=max(deadline - time.monotonic(), 1.0))}
     attempts = torchs(_url_of_one(url, rank), **options)
     try:
-        # Who serves the store does not wait for another process.
+        # The process that serves the store does not wait for another process.
         found = _wait_for_store(attempts, math.inf if serves else deadline)
     except DistError as error:
         if errno.errorcode[errno.EADDRINUSE] in str(error):
             raise ConfigError(
-                f"[smdp] rank 0 of {size} cannot listen at {where}: another job, an older one, or another "
-                f"process that was started as rank 0 does. Choose a free port on all ranks ({error})"
+                f"[smdp] rank 0 of {size} cannot listen at {where}, because the port is in use: by another"
+                " job, an earlier run, or another process that was started as rank 0. Choose a free port on"
+                f" all ranks ({error})."
             ) from error
         raise TimeoutError(
-            f"[smdp] rank {rank} of {size}: there is no store at {where} after {limit_s:g} s. Is rank 0 "
-            "running, with the same address and port? SMDP_INIT_TIMEOUT, or timeout=, sets the wait. torch "
-            f"says: {error}"
+            f"[smdp] rank {rank} of {size}: there is no store at {where} after {limit_s:g} s. Check that rank"
+            " 0 is running, with the same address and port. SMDP_INIT_TIMEOUT, or timeout=, sets the wait."
+            f" torch reports: {error}"
         ) from error
     if found is None:
         raise TimeoutError(
-            f"[smdp] rank {rank} of {size}: what listens at {where} has "
-            f"not answered as torch's store does within {limit_s:g} s: it is another program, or rank 0's "
-            "is stopped. Choose a free port on all ranks."
+            f"[smdp] rank {rank} of {size}: a process listens at {where}, but has not answered like torch's"
+            f" store within {limit_s:g} s. Either another program uses the port, or rank 0 is stopped."
+            " Choose a free port on all ranks."
         )
     global _served
     _served = found[0] if serves and size > 1 else None
@@ -116,12 +119,12 @@ def open_store(
 
 
 def _is_served_by_agent() -> bool:
-    """Returns whether torchrun's agent has the store, so that torch makes rank 0 a client, too."""
+    """Returns whether torchrun's agent serves the store, so that rank 0 is a client as well."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def _url_of_one(url: str, rank: int) -> str:
-    """Returns the url with a world of one rank: torch's store then waits for no other."""
+    """Returns the URL with a world size of 1, so that torch's store waits for no other rank."""
     parts = urlparse(url)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     return parts._replace(query=urlencode({**query, "rank": rank, "world_size": 1})).geturl()
@@ -130,22 +133,22 @@ def _url_of_one(url: str, rank: int) -> str:
 def _wait_for_store(
     attempts: Iterator[tuple[Store, int, int]], deadline: float
 ) -> tuple[Store, int, int] | None:
-    """Takes torch's first attempt, on a thread: its wait hears no Ctrl-C, and one for an answer has no end.
+    """Runs torch's first attempt on a thread, because torch's wait ignores Ctrl-C and may never end.
 
     Returns:
-        None if torch is still waiting, some time after it should have given up.
+        The store, rank and world size, or None if torch is still waiting some time after the deadline.
     """
     ended: queue.SimpleQueue[tuple[Store, int, int] | Exception] = queue.SimpleQueue()
 
     def attempt() -> None:
         try:
             ended.put(next(attempts))
-        except Exception as error:  # noqa: BLE001 - raised by who waits
+        except Exception as error:  # noqa: BLE001 - raised in the waiting thread
             ended.put(error)
 
     threading.Thread(target=attempt, name="smdp-store", daemon=True).start()
     deadline += _GRACE_S
-    while True:  # in slices: a signal right before a wait would be heard after it only
+    while True:  # in slices, because a signal right before a wait would be handled only after it
         try:
             found = ended.get(timeout=min(max(deadline - time.monotonic(), 0), _SLICE_S))
             break
@@ -158,7 +161,7 @@ def _wait_for_store(
 
 
 def _is_answered(place: tuple[str, int], deadline: float) -> bool:
-    """Waits until something listens there: torch's own wait may take twice its limit, and more."""
+    """Returns whether a process listens at the address before the deadline. torch may wait far longer."""
     pause = _POLL_S
     while (left := deadline - time.monotonic()) > 0:
         with (
