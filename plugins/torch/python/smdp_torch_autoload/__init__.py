@@ -1,7 +1,7 @@
-"""Entry point `torch.backends`: makes "smdp" known to torch.distributed at the end of `import torch`.
+"""Entry point `torch.backends`: registers "smdp" with torch.distributed at the end of `import torch`.
 
-Neither torch nor smdp is imported with this module, and `register` never raises: an exception here would
-break `import torch` for everybody who has smdp installed. smdp itself is loaded by the first group.
+This module imports neither torch nor smdp, and `register` never raises, because an exception here would break
+`import torch` in every environment with smdp installed. Creating the first group loads smdp.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from types import FrameType
 from typing import Any
 
 _NAME = "smdp"
-# SMDDP's; registered by smdp.compat.
-_NAMES = ("SMDP", "SMDDP")
+_NAMES = ("SMDP", "SMDDP")  # smdp.compat registers the second
 
 
 def register() -> None:
-    """Register the backend, unless SMDP_DISABLE_AUTOLOAD says otherwise. torch calls this."""
+    """Registers the backend unless SMDP_DISABLE_AUTOLOAD is set. torch calls this."""
     try:
         if os.environ.get("SMDP_DISABLE_AUTOLOAD", "").strip().lower() in ("1", "true", "yes"):
             return
@@ -26,16 +25,20 @@ def register() -> None:
             from smdp_torch_autoload.accelerate_name import wait_for_accelerate
 
             wait_for_accelerate()
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - an error would break `import torch`
         warnings.warn(
-            f"smdp could not register itself with torch.distributed ({type(error).__name__}: {error}); "
-            "`import smdp.torch` shows why",
+            f"[smdp] registering the backend 'smdp' with torch.distributed failed ({type(error).__name__}:"
+            f" {error}). Run `import smdp.torch` to see the reason.",
             stacklevel=2,
         )
 
 
 def register_backend(name: str = _NAME) -> bool:
-    """Register the backend under a name once; give False where torch has no distributed package."""
+    """Registers the backend under a name unless it is registered already.
+
+    Returns:
+        False if this build of torch has no distributed package, else True.
+    """
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -50,7 +53,7 @@ def register_backend(name: str = _NAME) -> bool:
 
 
 def unregister_backend(name: str) -> None:
-    """Take a name back; torch has no call for it."""
+    """Removes a registered backend, for which torch has no function."""
     import torch.distributed as dist
 
     backend: Any = dist.Backend
@@ -62,14 +65,14 @@ def unregister_backend(name: str) -> None:
 
 
 def create_process_group(backend_options: Any, process_group_options: Any = None) -> Any:
-    """Make a group; torch calls this on every rank."""
+    """Creates a process group. torch calls this on every rank."""
     from smdp.torch.process_group.creation import create
 
     return create(backend_options, process_group_options)
 
 
 def _look_at_launchers() -> None:
-    """Lets groups over smdp take ranks from any launcher and name missing ones; others never notice."""
+    """Replaces torch's rendezvous for groups over smdp, to read any launcher and name missing ranks."""
     # torch.distributed.rendezvous is also the name of a function, which hides the module.
     module = sys.modules.get("torch.distributed.rendezvous")
     handlers: dict[str, Any] = getattr(module, "_rendezvous_handlers", {})
@@ -94,7 +97,7 @@ def _handler(torchs: Any, scheme: str) -> Any:
 
 
 def _is_for_smdp() -> bool:
-    """Tell whether the group that torch is making is one over smdp: the handler is not told."""
+    """Returns whether torch is creating a group over smdp, which it does not tell the handler."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "init_process_group" and "backend" in frame.f_locals:
@@ -111,10 +114,10 @@ def _is_hiding_needed() -> bool:
 
 
 def _hide(backend: Any) -> None:
-    """Leave smdp out when torch iterates over its plugins.
+    """Hides smdp when torch iterates over its plugins. Lookup by name still finds it.
 
-    Up to 2.13 a group such as "cpu:gloo" gets no default backend as soon as any plugin is registered: torch
-    looks at the first plugin instead of setting gloo. Look-up by name still finds smdp.
+    Up to torch 2.13, a group such as "cpu:gloo" gets no default backend once any plugin is registered,
+    because torch checks the first plugin instead of choosing gloo.
     """
     if isinstance(backend._plugins, _Plugins):
         return
@@ -122,7 +125,7 @@ def _hide(backend: Any) -> None:
 
 
 class _Plugins(dict[str, Any]):
-    """torch's table of plugins, in which smdp can be looked up but not seen."""
+    """torch's table of plugins, in which iteration skips smdp."""
 
     def keys(self) -> Any:
         return dict.fromkeys(self).keys()

@@ -1,7 +1,7 @@
-"""Lets Accelerate find the backend "smdp" by name, though smdp is imported nowhere.
+"""Lets Accelerate find the backend "smdp" by name without an import of smdp.
 
-Accelerate refuses other backends than gloo on CPUs. `smdp.accelerate` teaches it better; this waits for
-Accelerate to be imported, and then for somebody to name smdp: nothing of either is loaded before.
+On CPUs Accelerate accepts only a few backends. `smdp.accelerate` adds smdp to them. This module waits until
+Accelerate is imported, and then until a script names smdp. It loads neither package before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MODULE = "accelerate.state"
 
 
 class _Finder:
-    """Has the other finders find one module, and changes that once it has run."""
+    """Delegates one module to the other finders, and patches the module after its import."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -42,13 +42,16 @@ class _Finder:
 
 
 def wait_for_accelerate() -> None:
-    """Put the finder in front, once per process; too late for an Accelerate that is there already."""
+    """Installs the finder once per process. It has no effect if Accelerate is already imported."""
     if _MODULE not in sys.modules and not any(isinstance(one, _Finder) for one in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def _listen(states: list[Any]) -> None:
-    """Have the first of these made with backend="smdp" load smdp.accelerate, and take all this away again."""
+    """Patches Accelerate's states to load smdp.accelerate when one is created with backend="smdp".
+
+    The first such state also removes the patches.
+    """
     stood: list[tuple[Any, Any, Any]] = []
     for state in states:
         plain = state.__init__

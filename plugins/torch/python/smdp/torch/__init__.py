@@ -1,4 +1,4 @@
-"""PyTorch plugin: the backend "smdp" of torch.distributed.
+"""PyTorch plugin: the backend "smdp" of torch.distributed, data parallelism and pipelines.
 
 Example:
     >>> import torch.distributed as dist
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _TRIED = ("2.13", "2.14", "2.15")
 
-# Where the other public names live. They are imported on first use.
+# The modules of the other public names, which are imported on first use.
 _MODULES = {
     "GradScaler": "precision.gradient_scaler",
     "PipelinedModule": "pipelining.pipelined.pipelined_module",
@@ -53,8 +53,8 @@ _MODULES = {
 
 if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
     warnings.warn(
-        f"smdp has been tried with torch {', '.join(_TRIED)}, not with {torch.__version__}; "
-        "please report what you find",
+        f"[smdp] smdp has been tested with torch {', '.join(_TRIED)}, but not with {torch.__version__}."
+        " Please report any problems.",
         stacklevel=2,
     )
 

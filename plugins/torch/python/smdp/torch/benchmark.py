@@ -1,9 +1,9 @@
 """One rank of `smdp bench ddp`: python -m smdp.torch.benchmark '<request as JSON>'.
 
-Replays training a transformer on an accelerator that does not use the CPU: every layer's compute is a sleep,
-and its gradients appear after the sleep of its backward, last layer first. The contenders take turns: each
-runs one step to warm up, then some in a row; a figure is the median over the rounds of the slowest rank's
-time, divided by those steps. The optimizer takes no time either: it only looks whether the means are right.
+This simulates training a transformer on an accelerator that does not use the CPU. The computation of each
+layer is a sleep, and its gradients appear after the sleep of its backward, last layer first. The contenders
+take turns. In each round, each of them runs one step to warm up and then the measured steps. A result is the
+median over the rounds of the slowest rank's time per step. The optimizer only checks the means.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 _GLOO = "gloo"
-_ALONE = "alone"  # the model without any communication: what a step takes at least
-_IN_FORWARD = " in forward"  # behind a wire type: optimizer steps in the next forward
+_ALONE = "alone"  # the model without communication, the lower bound of a step's time
+_IN_FORWARD = " in forward"  # the suffix of contenders whose optimizer steps in the next forward
 
 
 def main(request: dict[str, Any]) -> None:
-    """Measure what was asked for; rank 0 prints."""
+    """Runs the requested measurement. Rank 0 prints the results."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -68,7 +68,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 class _Training:
-    """Of a model of sleeping layers."""
+    """The training of a model whose layers sleep."""
 
     def __init__(self, wrap: Callable[[Any], Any], request: dict[str, Any], name: str) -> None:
         import torch
@@ -100,12 +100,12 @@ class _Training:
         self.model = wrap(torch.nn.Sequential(*(Layer(counts) for counts in request["layers"])))
 
         class Check(torch.optim.Optimizer):
-            # All gradients are ones, on all ranks; top-k sends few of them.
+            # All gradients are ones on all ranks, but top-k sends only a few of them.
             def step(self, closure: Any = None) -> None:
                 for parameter in self.param_groups[0]["params"]:
                     grad = parameter.grad
                     if grad is None or (name[:4] != "topk" and abs(grad.flatten()[0].item() - 1) > 1e-2):
-                        raise RuntimeError(f"a mean is wrong: {grad}")
+                        raise RuntimeError(f"[smdp] a mean of gradients is wrong, it must be ones: {grad}")
 
         self._optimizer = Check(self.model.parameters(), {})
         self._settle: Callable[[], None] = lambda: None

@@ -1,6 +1,6 @@
-"""What other plugins and compat need of smdp.torch beyond its public names; they import nothing else of it.
+"""The names that other plugins and compat use beyond the public ones. They import nothing else of smdp.torch.
 
-A name loads its room on first use, so that data parallelism loads no pipelines.
+A name loads its module on first use, so data parallelism does not load pipelines.
 """
 
 from __future__ import annotations

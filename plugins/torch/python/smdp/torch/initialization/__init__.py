@@ -1,1 +1,1 @@
-"""Models that are built without memory."""
+"""Builds models without allocating memory for them."""

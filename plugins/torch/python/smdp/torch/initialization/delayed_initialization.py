@@ -1,4 +1,4 @@
-"""Models built without memory for their parameters, which get their values later, on whoever owns them."""
+"""Builds models without memory for their parameters, whose owners compute the values later."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 @contextlib.contextmanager
 def delayed_initialization() -> Iterator[None]:
-    """Build a model inside of it that takes no memory: its parameters and buffers are meta tensors.
+    """Builds models within the context as meta tensors, which take no memory.
 
-    Every operation that would have initialised them is recorded. Random numbers are drawn at once, each
-    operation's dropped before the next one's, so generators go through the same states as without it; only
-    their owner draws them again, when `smdp.torch.pipeline()` gives parameters their values. Those are the
-    same bits that `torch.manual_seed(seed); Model()` gives.
+    All operations that initialize parameters and buffers are recorded. When `smdp.torch.pipeline()` splits
+    the model, each rank computes the values of its own parameters. They have the same bits as those of
+    `torch.manual_seed(seed); Model()`. Random numbers are drawn and dropped during the recording as well, so
+    generators go through the same states as without the context.
 
-    What initialisation reads on the host (`.item()`, `if tensor.any()`) is computed. What is done to the
-    parameters after it, before they have values, is lost. Within another one it does nothing.
+    Values that the initialization reads on the host (`.item()`, `if tensor.any()`) are computed. Changes of
+    parameters after the context, before they have values, are lost. A nested context has no effect.
+
+    Raises:
+        smdp.SmdpError: An operation cannot be recorded, for example one on sparse tensors.
 
     Example:
         >>> import torch
@@ -39,9 +42,6 @@ def delayed_initialization() -> Iterator[None]:
         ...     model = torch.nn.Linear(1000, 1000)
         >>> model.weight.is_meta
         True
-
-    Raises:
-        SmdpError: An operation cannot be recorded, one on sparse tensors, say.
     """
     if getattr(_active, "tape", None) is not None:
         yield
@@ -53,20 +53,20 @@ def delayed_initialization() -> Iterator[None]:
 def materialize(
     model: nn.Module, is_owned: Callable[[str], bool], device: torch.device | str | None = None
 ) -> None:
-    """Give own parameters and all buffers their values; foreign parameters are meta tensors after it.
+    """Computes the values of owned parameters and of all buffers. Other parameters become meta tensors.
 
-    Works on what `delayed_initialization()` or `torch.device("meta")` built, and frees what others own of a
-    real model. In the second case transformers' `initialize_weights()` is called, or each module's
-    `reset_parameters()` in module order, from the default generator. May be called again with more names.
-    Parameters are new objects, shared where they were shared before: make the optimizer afterwards.
+    The model may have been built in `delayed_initialization()`, on `torch.device("meta")`, or with real
+    parameters. For a model on the meta device, this calls transformers' `initialize_weights()`, or each
+    module's `reset_parameters()` in module order, with the default generator. It may be called again with
+    more names. Parameters become new objects and stay shared, so create the optimizer afterwards.
 
     Args:
-        model: Changed in place.
-        is_owned: Called with every name of a parameter, tied ones under each of their names; one is enough.
-        device: Where own parameters and buffers go. Default: where they would have been built.
+        model: The model, which is changed in place.
+        is_owned: Called with every name of each parameter. A tied parameter is owned if any of its names is.
+        device: The device of the owned parameters and buffers. Default: the device they were built for.
 
     Raises:
-        SmdpError: It is not known how a parameter is initialised; the message names it.
+        smdp.SmdpError: The initialization of a parameter is unknown. The message names the parameter.
     """
     if any(tensor.is_meta and tape_of(tensor) is None for _, tensor in _tensors(model)):
         _record_resets(model)
@@ -93,7 +93,7 @@ def materialize(
 
 
 class _Operations(TorchDispatchMode):
-    """Hands operations to the tape."""
+    """Passes operations to the tape."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Answers what Python asks of a tensor as if it had values: initialisers skip what says it is meta."""
+    """Answers Python's reads of a meta tensor as if it had values, because initializers skip meta tensors."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def _new_tensor(tensor: Tensor, place: torch.device, data: Any, **options: Any) 
     return torch.tensor(data, **{"dtype": tensor.dtype, "device": place, **options})
 
 
-# torch would make tensors of lists and numbers on the other tensor's own device, meta, and lose them.
+# torch would convert lists and numbers to tensors on the meta device and lose their values.
 def _index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_index(each) for each in index)
@@ -173,12 +173,13 @@ def _recording(tape: Tape) -> Iterator[None]:
 
 
 def _record_resets(model: nn.Module) -> None:
-    """Put a meta model's initialisation on a tape, where it has reset methods."""
+    """Records the initialization of a model on the meta device by calling its reset methods."""
     for name, tensor in _tensors(model):
         if tape_of(tensor) is not None:
             raise SmdpError(
-                f"[smdp] {name} was built inside of delayed_initialization() and other parts of the model "
-                "outside of it, or they were changed afterwards (.half(), .to()): do all of it inside"
+                f"[smdp] {name} was built in delayed_initialization(), but other parts of the model were"
+                " built outside it, or were changed afterwards, as by .half() or .to(). Do all of this inside"
+                " delayed_initialization()."
             )
     tape = Tape()
     for _, tensor in _tensors(model):
@@ -191,18 +192,18 @@ def _record_resets(model: nn.Module) -> None:
     for name, tensor in _tensors(model):
         if id(tensor) in windows and windows[id(tensor)].node in missing:
             raise SmdpError(
-                f"[smdp] {name} is on the meta device and nothing that can be called again initialises it; "
-                "build the model inside of smdp.torch.delayed_initialization() instead"
+                f"[smdp] {name} is on the meta device, and no method that can be called again initializes it."
+                " Build the model in smdp.torch.delayed_initialization() instead."
             )
 
 
 def _reset(module: nn.Module, name: str) -> None:
-    if callable(getattr(module, "initialize_weights", None)):  # transformers: all of it
+    if callable(getattr(module, "initialize_weights", None)):  # transformers' method, for the whole model
         module.initialize_weights()
         return
     for child_name, child in module.named_children():
         _reset(child, f"{name}.{child_name}" if name else child_name)
-    # torch.nn.MultiheadAttention's has an underscore.
+    # torch.nn.MultiheadAttention's method begins with an underscore.
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     if callable(reset):
         reset()
@@ -212,8 +213,8 @@ def _reset(module: nn.Module, name: str) -> None:
     if lost:
         raise SmdpError(
             f"[smdp] {name or 'the model'} ({type(module).__name__}) is on the meta device with parameters "
-            f"{', '.join(lost)} and has no reset_parameters(); build the model inside of "
-            "smdp.torch.delayed_initialization() instead"
+            f"{', '.join(lost)}, but has no reset_parameters(). Build the model in "
+            "smdp.torch.delayed_initialization() instead."
         )
 
 
@@ -242,7 +243,7 @@ def _to_device(tensor: Tensor, device: torch.device | str | None) -> Tensor:
 
 
 def _like(tensor: Tensor, values: Tensor) -> Tensor:
-    """Give values the class, flags and attributes of a tensor that they take the place of."""
+    """Returns values with the class, flags and attributes of the tensor that they replace."""
     new = values.detach()
     if isinstance(tensor, nn.Parameter):
         new = Tensor._make_subclass(type(tensor), new, tensor.requires_grad)
@@ -251,7 +252,7 @@ def _like(tensor: Tensor, values: Tensor) -> Tensor:
 
 
 def _holders(model: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the places of a model's tensors: parameters, buffers, other attributes of modules."""
+    """Yields the dicts that hold a model's tensors: parameters, buffers and other attributes of modules."""
     for prefix, module in model.named_modules():
         attributes = {name: value for name, value in vars(module).items() if name not in _REGISTRIES}
         yield prefix, module._parameters
@@ -260,7 +261,7 @@ def _holders(model: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Give all tensors with names, shared ones as often as they are held."""
+    """Yields all tensors with their names, and shared ones under each name."""
     for prefix, holder in _holders(model):
         for name, value in holder.items():
             for tensor in _leaves(value):

@@ -1,4 +1,4 @@
-"""States of random generators: kept, and gone back to."""
+"""Saves and restores the states of random generators."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_STATES_PER_SLAB = 128  # 5 KiB each on a CPU
+_STATES_PER_SLAB = 128  # a state has 5 KiB on a CPU
 
 
 class GeneratorStates:
-    """Keeps copies of states side by side: one by one, they would part the heap's free memory."""
+    """Keeps copies of states in large blocks, because many small ones would fragment the heap."""
 
     def __init__(self) -> None:
         self._slab = torch.empty(0, 0, dtype=torch.uint8, device="cpu")
         self._count = 0
 
     def keep(self, generator: torch.Generator) -> Tensor:
-        """Give a copy of the state, which other copies share storage with."""
+        """Returns a copy of the generator's state, which shares its storage with other copies."""
         state = generator.get_state()
         if self._count == self._slab.size(0) or self._slab.size(1) != state.numel():
             self._slab = torch.empty(_STATES_PER_SLAB, state.numel(), dtype=torch.uint8, device="cpu")
@@ -29,11 +29,11 @@ class GeneratorStates:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """Give the generator that draws on a device use unless told otherwise."""
+    """Returns the default generator of a device."""
     if device.type == "cpu":
         return torch.default_generator
     backend = getattr(torch, device.type)
-    backend.init()  # there are none before
+    backend.init()  # creates the generators
     generators = backend.default_generators
     index = backend.current_device() if device.index is None else device.index
     return generators[index]
@@ -41,7 +41,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 @contextlib.contextmanager
 def generator_at(device: torch.device, state: Tensor | None) -> Iterator[None]:
-    """Draw from a state within; the generator's own comes back. None: leave it."""
+    """Sets the default generator to a state within the context. With None it does nothing."""
     if state is None:
         yield
         return

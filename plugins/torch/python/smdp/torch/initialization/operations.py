@@ -1,4 +1,4 @@
-"""Operations as they were recorded, and the state of torch in which they run again."""
+"""Recorded operations, and the state of torch in which they are repeated."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Operation:
     default_dtype: torch.dtype
     reads: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
-    overwrites: frozenset[int] = frozenset()  # wholly, whatever was there
-    outputs: Sequence[Window | None] = ()  # None: no tensor, or one that was there
-    state: Tensor | None = None  # of the generator, before a random draw
+    overwrites: frozenset[int] = frozenset()  # nodes that are overwritten completely
+    outputs: Sequence[Window | None] = ()  # None for a value that is not a new tensor
+    state: Tensor | None = None  # the generator's state before a random draw
 
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Has new tensors made with a dtype."""
+    """Sets the default dtype within the context."""
     before = torch.get_default_dtype()
     if before is dtype:
         yield
@@ -46,7 +46,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Runs operations as they were recorded: no modes, no autograd, no autocast."""
+    """Disables modes, autograd and autocast, as when operations were recorded."""
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         with torch._C._DisableAutocast():
             yield

@@ -1,4 +1,4 @@
-"""Values of a model's tensors, computed from the operations that have been recorded."""
+"""Computes the values of a model's tensors from recorded operations."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _TRIM_BYTES = 2**24
 
 
 class RecordedOperations:
-    """Operations in their order, and the storages that they are about.
+    """Recorded operations in order, and the storages that they use.
 
     Attributes:
         nodes: The storages, by number.
-        operations: All that have written one of them.
+        operations: All operations that have written a storage.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.operations: list[Operation] = []
-        self._churned = 0  # bytes that came and went since the heap was trimmed
-        # The newest draw, for rejection sampling looks at it at once: its operation, node and values.
+        self._churned = 0  # bytes allocated and freed since the heap was trimmed
+        # The operation, node and values of the newest draw, which rejection sampling reads at once.
         self._newest: tuple[int, int, torch.UntypedStorage] | None = None
 
     def uninitialised(self, targets: Iterable[int]) -> set[int]:
-        """Returns the adopted nodes that some target's values depend on, though nothing ever wrote them."""
+        """Returns the adopted nodes that the targets depend on, but that no operation has written."""
         _, _, missing = self._needed(targets)
         return {node for node in missing if self.nodes[node].is_adopted}
 
@@ -44,14 +44,18 @@ class RecordedOperations:
         targets: Iterable[int],
         finish: Callable[[int, torch.UntypedStorage], torch.UntypedStorage] | None = None,
     ) -> dict[int, torch.UntypedStorage]:
-        """Computes the values of nodes and what they depend on, nothing else; generators stay as they are.
+        """Computes the values of nodes and of all that they depend on. Generators keep their states.
 
         Args:
-            targets: Nodes.
-            finish: Called with a target and its storage as soon as that is final; gives what takes its place.
+            targets: The numbers of the nodes.
+            finish: Called with a target and its storage when the values are final. It returns the storage to
+                use instead.
+
+        Returns:
+            The storages by node.
 
         Raises:
-            SmdpError: They depend on a meta tensor that the tape knows nothing about.
+            smdp.SmdpError: The values depend on a meta tensor that the tape does not know.
         """
         targets = set(targets)
         needed, found, _ = self._needed(targets)
@@ -88,12 +92,12 @@ class RecordedOperations:
         return storages
 
     def blank(self, node: int) -> torch.UntypedStorage:
-        """Returns memory for a node, whose values are of no interest."""
+        """Returns uninitialized memory for a node."""
         about = self.nodes[node]
         return torch.empty(about.nbytes, dtype=torch.uint8, device=about.device).untyped_storage()
 
     def _needed(self, targets: Iterable[int]) -> tuple[list[int], int | None, set[int]]:
-        """Returns the operations that targets need, the newest draw if it is one, and nodes never written."""
+        """Returns the operations that targets need, the newest draw if among them, and unwritten nodes."""
         wanted = set(targets)
         needed: list[int] = []
         found = None
@@ -121,8 +125,8 @@ class RecordedOperations:
             if not isinstance(leaf, Window):
                 if isinstance(leaf, Tensor) and leaf.is_meta:
                     raise SmdpError(
-                        f"[smdp] {operation.func} read a meta tensor that has no values; "
-                        "make it inside of delayed_initialization(), without device='meta'"
+                        f"[smdp] {operation.func} read a meta tensor that has no values. Create the tensor in"
+                        " delayed_initialization(), without device='meta'."
                     )
                 return leaf
             if name in SHAPE_ONLY and leaf.node not in storages:
@@ -140,7 +144,7 @@ class RecordedOperations:
 
 
 def _trim_heap() -> None:
-    # glibc cuts small pieces from large free ones, which then fit no tensor of the size that they had.
+    # glibc splits large free blocks for small requests, and they then no longer fit a tensor of that size.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""What torch's operations read, write and give, by their names and schemas."""
+"""Facts about what torch's operations read, write and return, from their names and schemas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-# Draws whose numbers depend on the target's shape alone, not on what was in it.
+# Random draws that depend only on the shape of the target, not on its values.
 FILLS = {
     "uniform_",
     "normal_",
@@ -19,9 +19,9 @@ FILLS = {
     "geometric_",
     "bernoulli_",
 }
-# Others that overwrite their first argument without a look at it.
+# All operations that overwrite their first argument without reading it.
 OVERWRITES = FILLS | {"fill_", "zero_", "copy_"}
-# These read the shape of their first argument and never its values.
+# Operations that read the shape of their first argument, but never its values.
 SHAPE_ONLY = {
     "empty_like",
     "zeros_like",
@@ -45,12 +45,12 @@ def asks_for_meta(kwargs: dict[str, Any]) -> bool:
 
 
 def takes_device(func: Any) -> bool:
-    """Returns whether an operation has an argument `device`."""
+    """Returns whether an operation has a `device` argument."""
     return any(argument.name == "device" for argument in func._schema.arguments)
 
 
 def gives_tensors(func: Any) -> bool:
-    """Returns whether all that an operation gives is tensors."""
+    """Returns whether an operation returns only tensors."""
     returns = func._schema.returns
     return bool(returns) and all("Tensor" in str(each.type) for each in returns)
 

@@ -1,8 +1,8 @@
-"""The operations that initialise a model, recorded on meta tensors, and how any of their results is computed.
+"""Records the operations that initialize a model on meta tensors, and computes any of their results.
 
-A node is a storage, so views and tied parameters need no bookkeeping: a tensor is a window on a node. Every
-random draw is made when it is recorded, from the generator's true state, and its numbers are dropped; the
-state before it is kept, so that the same numbers can be had again without those of any other draw.
+A node is a storage and a tensor is a window on a node, so views and tied parameters need no bookkeeping.
+Every random draw is made when it is recorded, from the generator's true state, and its numbers are dropped.
+The state before the draw is kept, so the same numbers can be drawn again without any other draw.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _MARK = "_smdp_node"
 
 
 class Tape(RecordedOperations):
-    """Records operations and computes values. Not thread-safe."""
+    """Records operations and computes values. It is not thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
         self._states = GeneratorStates()
-        # Where draws are made, one for all: a heap of large pieces that come and go would never shrink.
+        # Memory for draws, one block per device. Allocating a block for each draw would keep the heap large.
         self._scratch: dict[torch.device, torch.UntypedStorage] = {}
 
     def adopt(self, tensor: Tensor) -> None:
-        """Take a meta tensor that was there before the tape; it has no values yet."""
+        """Adds a meta tensor that was created before the tape and has no values yet."""
         if _mark(tensor) is None:
             self._add(tensor, _CPU, is_adopted=True)
 
     def window(self, tensor: Tensor) -> Window | None:
-        """Give the window of a tensor; None if this tape does not know it."""
+        """Returns the window of a tensor, or None if this tape does not know the tensor."""
         mark = _mark(tensor)
         if mark is None or mark[0] is not self:
             return None
@@ -56,21 +56,22 @@ class Tape(RecordedOperations):
         return Window(mark[1], tuple(tensor.shape), stride, offset, tensor.dtype)
 
     def device(self, tensor: Tensor) -> torch.device | None:
-        """Tell where a tensor would lie; None if this tape does not know it."""
+        """Returns the device that a tensor is built for, or None if this tape does not know the tensor."""
         window = self.window(tensor)
         return None if window is None else self.nodes[window.node].device
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do one operation of a model's construction, on meta tensors if it has to do with the tape."""
+        """Performs one operation of a model's construction, on meta tensors if it concerns the tape."""
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         if any(tape_of(tensor) not in (None, self) for tensor in tensors):
             raise SmdpError(
-                f"[smdp] {func} takes a tensor of another delayed_initialization(); build both inside of one"
+                f"[smdp] {func} got a tensor of another delayed_initialization(). Build both tensors in the"
+                " same one."
             )
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         if not any(self.window(tensor) for tensor in tensors):
             if any(tensor.is_meta for tensor in tensors) or asks_for_meta(kwargs):
-                return func(*args, **kwargs)  # whoever asks for meta tensors gets them
+                return func(*args, **kwargs)  # the caller asked for a meta tensor
             if func is torch.ops.aten.lift_fresh.default:
                 return self._record(torch.ops.aten.clone.default, args, {}, is_random=False)
             if tensors and (not is_random or written_by(func, args, kwargs)):
@@ -83,7 +84,7 @@ class Tape(RecordedOperations):
         return self._record(func, args, kwargs, is_random)
 
     def values(self, tree: Any) -> Any:
-        """Give a structure with values in place of the meta tensors of this tape."""
+        """Returns a structure with the meta tensors of this tape replaced by tensors with values."""
         windows = {
             window.node: None
             for leaf in tree_leaves(tree)
@@ -101,7 +102,7 @@ class Tape(RecordedOperations):
             return tree_map(value, tree)
 
     def forget_draws(self) -> None:
-        """Let go of drawn numbers, and of the memory for them."""
+        """Frees the drawn numbers and their memory."""
         self._newest = None
         self._scratch.clear()
 
@@ -120,7 +121,7 @@ class Tape(RecordedOperations):
             del windows[0]
         elif is_blind:
             for target in targets:
-                windows.remove(target)  # once: it may be a source as well
+                windows.remove(target)  # removed only once, because it may also be a source
         operation.reads = frozenset(window.node for window in windows)
         operation.writes = frozenset(window.node for window in targets)
         operation.overwrites = frozenset(
@@ -131,14 +132,14 @@ class Tape(RecordedOperations):
         drawn = self._draw(operation, kwargs.get("generator")) if is_random else None
         result = self._shapes(func, args, kwargs, drawn)
         for tensor, window in zip(written_tensors, written, strict=True):
-            if window is not None:  # resized, perhaps
+            if window is not None:  # the operation may have resized it
                 about = self.nodes[window.node]
                 self.nodes[window.node] = replace(about, nbytes=tensor.untyped_storage().nbytes())
         operation.outputs = [self._new_window(leaf, device) for leaf in tree_leaves(result)]
         made = frozenset(output.node for output in operation.outputs if output is not None)
         operation.writes |= made
         operation.overwrites |= made
-        if operation.writes:  # else a view
+        if operation.writes:  # otherwise it returned a view
             self.operations.append(operation)
             self._keep(operation, drawn)
         return result
@@ -178,10 +179,10 @@ class Tape(RecordedOperations):
         try:
             return func(*args_meta, **kwargs_meta)
         except (NotImplementedError, RuntimeError):
-            # The shape depends on values, or the call is wrong: then this raises what it would raise without.
+            # The shape depends on values, or the call is wrong and raises here what it would raise anyway.
             written = written_by(func, args, kwargs)
             if drawn is None:
-                self.forget_draws()  # the call may change what it is given
+                self.forget_draws()  # the call may change its arguments
                 drawn = func(*self.values(args), **self.values(kwargs))
             if written:
                 return written[0] if len(written) == 1 else tuple(written)
@@ -193,7 +194,7 @@ class Tape(RecordedOperations):
         self.nodes.append(Node(storage.nbytes(), device, is_adopted))
 
     def _draw(self, operation: Operation, generator: torch.Generator | None) -> Any:
-        """Make a random draw, which advances its generator."""
+        """Makes a random draw, which advances its generator."""
         func, args, kwargs = operation.func, list(operation.args), dict(operation.kwargs)
         kwargs |= {} if generator is None else {"generator": generator}
         name = func.overloadpacket.__name__
@@ -235,7 +236,7 @@ class Tape(RecordedOperations):
 
 
 def _mark(tensor: Tensor) -> tuple[Tape, int] | None:
-    # torch keeps the Python object of a storage as long as the storage lives.
+    # The mark stays, because torch keeps the Python object of a storage as long as the storage.
     if not tensor.is_meta or tensor.layout is not torch.strided:
         return None
     mark: tuple[Tape, int] | None = getattr(tensor.untyped_storage(), _MARK, None)
@@ -245,13 +246,13 @@ def _mark(tensor: Tensor) -> tuple[Tape, int] | None:
 def _check_dense(tensor: Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise SmdpError(
-            f"[smdp] delayed_initialization() takes dense tensors, not {tensor.layout}; "
-            "make that one after the model"
+            f"[smdp] delayed_initialization() supports only dense tensors, but got {tensor.layout}. Create"
+            " that tensor after the model."
         )
 
 
 def tape_of(tensor: Tensor) -> Tape | None:
-    """Give the tape that knows how a meta tensor is initialised."""
+    """Returns the tape that has recorded a meta tensor's initialization, or None."""
     mark = _mark(tensor)
     return None if mark is None else mark[0]
 

@@ -1,4 +1,4 @@
-"""Tensors as windows on storages that may have no memory yet."""
+"""Describes tensors as windows on storages, which may not have memory yet."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Window:
     dtype: torch.dtype
 
     def on(self, storage: torch.UntypedStorage) -> Tensor:
-        """Give the tensor on a storage with values."""
+        """Returns the tensor on a storage with values."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         return empty.set_(storage, self.offset, self.size, self.stride)
 
     def blank(self, device: torch.device) -> Tensor:
-        """Give a tensor of this layout whose values are of no interest."""
+        """Returns an uninitialized tensor with this layout."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A storage: its size, where it would lie, and whether it was there before the tape."""
+    """A storage: its size, the device it is for, and whether it existed before the tape."""
 
     nbytes: int
     device: torch.device
@@ -38,7 +38,7 @@ class Node:
 
 
 def covers(window: Window, node: Node) -> bool:
-    """Tell whether a window is all of a node's bytes, each once."""
+    """Returns whether a window covers all bytes of a node exactly once."""
     expected = 1
     for stride, size in sorted(zip(window.stride, window.size, strict=True)):
         if size != 1 and stride != expected:
@@ -48,7 +48,7 @@ def covers(window: Window, node: Node) -> bool:
 
 
 def as_laid_out(output: Tensor, window: Window, node: Node) -> torch.UntypedStorage:
-    """Give an operation's output the layout that its meta tensor has, which may differ."""
+    """Returns the storage of an operation's output in the layout of its meta tensor, which may differ."""
     storage = output.untyped_storage()
     is_same = (tuple(output.stride()), output.storage_offset()) == (window.stride, window.offset)
     if is_same and storage.nbytes() == node.nbytes:
