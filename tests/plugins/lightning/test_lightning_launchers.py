@@ -114,6 +114,6 @@ def test_more_devices_than_ranks_are_an_error() -> None:
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy=strategy, plugins=[environment], logger=False
     )
-    told = r"1 rank was started \(single process\), and the Trainer has num_nodes=1 times devices=2\."
+    told = r"1 rank was started \(single process\), but the Trainer has num_nodes=1 times devices=2\."
     with pytest.raises(ValueError, match=told):
         trainer.strategy.launcher.launch(lambda: None)

@@ -1,4 +1,4 @@
-"""The ranks of the launcher that smdp finds, where Lightning finds a different one or none."""
+"""The ranks of the launcher that smdp detects, for when Lightning detects a different launcher or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from smdp.environments.torchrun import Torchrun
 
 _LIGHTNINGS = "lightning.fabric.plugins.environments"
 _BY_MPI = (MPIEnvironment, LSFEnvironment)  # jsrun also sets the variables of an MPI
-# What Lightning has for a launcher that smdp finds.
+# Lightning's environment for each launcher that smdp detects.
 _SAME: dict[type[environments.Environment], Any] = {
     Torchrun: TorchElasticEnvironment,
     OpenMpi: _BY_MPI,
@@ -34,13 +34,13 @@ _SAME: dict[type[environments.Environment], Any] = {
 
 
 class LaunchedEnvironment(ClusterEnvironment):
-    """Lets Lightning start no processes of its own, and know which rank this one is.
+    """Tells Lightning the rank of this process, and that a launcher has started all processes.
 
     Args:
-        launch: What the launcher says. Default: what smdp finds.
+        launch: The facts from the launcher. Default: those that smdp detects.
 
     Raises:
-        smdp.ConfigError: The launcher's variables are incomplete or contradict each other.
+        smdp.ConfigError: The launcher's variables are incomplete or inconsistent.
 
     Example:
         >>> from lightning.fabric.strategies import DDPStrategy
@@ -56,74 +56,78 @@ class LaunchedEnvironment(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """True."""
+        """True, because the launcher starts all processes."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Where rank 0 listens."""
+        """The address of rank 0."""
         return self._launch.master_addr
 
     @property
     def main_port(self) -> int:
-        """Where rank 0 listens."""
+        """The port of rank 0."""
         return self._port
 
     @staticmethod
     def detect() -> bool:
-        """Tell whether a launcher has started this process as one of several."""
+        """Returns whether a launcher has started this process as one of several."""
         return environments.detect(needs_master=False).world_size > 1
 
     def world_size(self) -> int:
-        """Give the number of ranks."""
+        """Returns the number of ranks."""
         return self._launch.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the launcher has said it."""
+        """Does nothing, because the launcher sets the number of ranks."""
 
     def global_rank(self) -> int:
-        """Give this process's rank."""
+        """Returns the rank of this process."""
         return self._launch.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Sets which rank logs and saves in Lightning: that of the launcher, and not the given one."""
+        """Sets the rank by which Lightning logs and saves to the launcher's rank, not to the given one."""
         rank_zero_only.rank = self._launch.rank
 
     def local_rank(self) -> int:
-        """Give its number on this host."""
+        """Returns the local rank of this process on its host."""
         return self._launch.local_rank or 0
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Compares Lightning's numbers of devices and hosts with what the launcher has started.
+        """Checks that Lightning's devices and hosts match the ranks that the launcher has started.
 
         Raises:
-            ValueError: They are not as many ranks.
+            ValueError: The numbers differ.
         """
         check_devices(self._launch, num_devices, num_nodes)
 
     def node_rank(self) -> int:
-        """Give the host's number, where each has as many ranks as this one."""
+        """Returns the host's number, provided that all hosts have the same number of ranks."""
         return self._launch.rank // (self._launch.local_size or 1)
 
 
 def check_devices(launch: environments.Launch, num_devices: int, num_nodes: int) -> None:
-    """Raises ValueError unless there are as many devices as the launcher has started ranks."""
+    """Checks that there are as many devices as ranks.
+
+    Raises:
+        ValueError: The numbers differ.
+    """
     ranks = launch.world_size
     if num_devices * num_nodes != ranks:
         started = f"{counted(ranks, 'rank')} {'was' if ranks == 1 else 'were'} started"
         raise ValueError(
-            f"[smdp] {started} ({launch.source}), and the Trainer has num_nodes={num_nodes} times"
-            f" devices={num_devices}. Give it the ranks of a host as devices, which is 1 by default on CPUs,"
-            " and the hosts as num_nodes."
+            f"[smdp] {started} ({launch.source}), but the Trainer has num_nodes={num_nodes} times"
+            f" devices={num_devices}. Set num_nodes to the number of hosts and devices to the number of ranks"
+            " per host. On CPUs, devices is 1 by default."
         )
 
 
 def launched(found: ClusterEnvironment) -> ClusterEnvironment:
-    """Returns the environment to use: Lightning's, or smdp's if smdp finds a different launcher.
+    """Returns the environment to use: Lightning's, or smdp's if smdp detects a different launcher.
 
-    A batch shell of SLURM has the variables of a task, and passes them on to `smdp run` and mpirun. All ranks
-    must choose the same class, because each class has its own port. So the choice does not depend on whether
-    the two agree on this process's rank. A class that is not Lightning's was chosen by the user, and stays.
+    For example, a SLURM batch shell has the variables of a task and passes them on to `smdp run` and mpirun.
+    All ranks must choose the same class, because each class has its own port, so the choice does not depend
+    on this process's rank. A class that is not Lightning's was chosen by the user and is kept.
     """
     if not type(found).__module__.startswith(_LIGHTNINGS) or not LaunchedEnvironment.detect():
         return found

@@ -9,16 +9,16 @@ from smdp.torch.plugin_support import SyncBatchNorm
 
 
 class SyncBatchNorms(LayerSync):
-    """Puts smdp.torch.SyncBatchNorm in the place of batch norms while the model is fitted.
+    """Replaces batch norms with smdp.torch.SyncBatchNorm while the model is fitted.
 
-    Both share parameters and statistics, so nothing is copied back.
+    Both share parameters and statistics, so nothing needs to be copied back.
     """
 
     def __init__(self) -> None:
         self._replaced: list[tuple[nn.Module, str, nn.Module]] = []
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Replace them."""
+        """Replaces the batch norms of a model."""
         before = [
             (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
         ]
@@ -27,7 +27,7 @@ class SyncBatchNorms(LayerSync):
         return converted
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Put the model's own ones back."""
+        """Restores the model's own batch norms."""
         for parent, name, child in self._replaced:
             child.train(getattr(parent, name).training)
             setattr(parent, name, child)

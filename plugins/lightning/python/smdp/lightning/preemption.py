@@ -1,4 +1,4 @@
-"""Lightning on machines that are taken away: a checkpoint on all ranks at the same step, and a restart."""
+"""Preemption with Lightning: all ranks save a checkpoint at the same step and exit for a restart."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from smdp.torch.plugin_support import find_ranks
 
 
 class PreemptionCallback(Callback):
-    """Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
+    """Saves a checkpoint when a rank receives SIGTERM, on all ranks after the same step, and exits.
 
-    For strategies whose checkpoint is one file, such as SmdpStrategy. Lightning's own handler of SIGTERM
-    gives way while it trains: it starts a broadcast wherever a rank happens to be.
+    The exit code is 75, by which a scheduler can tell that the job should start again.
+
+    Use it with strategies whose checkpoint is one file, such as SmdpStrategy. During training it replaces
+    Lightning's SIGTERM handler, which starts a broadcast at an arbitrary point on each rank.
 
     Args:
-        folder: Where the checkpoint lies; the next one replaces it.
+        folder: The folder of the checkpoint. A new checkpoint replaces the previous one.
 
     Example:
         >>> preemption = PreemptionCallback("checkpoints")
@@ -39,19 +41,21 @@ class PreemptionCallback(Callback):
 
     @property
     def checkpoint(self) -> str | None:
-        """What fit() is to go on from: the file; None if there is none."""
+        """The checkpoint file to pass to fit(), or None if there is none."""
         return str(self._file) if self._file.exists() else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Watch SIGTERM."""
+        """Starts watching SIGTERM."""
         self._is_watching = preemption.can_watch()
         if not self._is_watching:
             rank_zero_warn(
-                "[smdp] SIGTERM is not watched, because training does not run in the main thread; call"
-                " smdp.watch_preemption() there first."
+                "[smdp] SIGTERM is not watched, because training does not run in the main thread. Call"
+                " smdp.watch_preemption() in the main thread first."
             )
             return
-        if threading.current_thread() is threading.main_thread():  # elsewhere Lightning sets no handlers
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # in other threads Lightning sets no handler
             handlers = trainer._signal_connector._original_handlers
             signal.signal(signal.SIGTERM, handlers.get(signal.SIGTERM) or signal.SIG_DFL)
         preemption.watch()
@@ -59,15 +63,15 @@ class PreemptionCallback(Callback):
         self._group = find_ranks()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let SIGTERM end the process again: nobody asks any more."""
+        """Restores the effect of SIGTERM, because the callback no longer checks for it."""
         preemption.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """As at the end of training, without hiding the exception."""
+        """Restores the effect of SIGTERM without hiding the exception."""
         preemption.give_back(is_failing=True)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Ask, after each step of the optimizer; if so, save and exit."""
+        """Saves and exits after an optimizer step if a rank has received SIGTERM."""
         if not self._is_watching or trainer.global_step == self._steps:
             return
         self._steps = trainer.global_step

@@ -1,4 +1,4 @@
-"""Lightning's DDPStrategy with smdp.torch.DistributedDataParallel. Also known as strategy="smdp"."""
+"""Lightning's DDPStrategy with smdp.torch.DistributedDataParallel, registered as strategy="smdp"."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ _HOOKS = ("ddp_comm_hook", "ddp_comm_wrapper", "ddp_comm_state")
 
 
 class SmdpStrategy(DDPStrategy):
-    """DDP whose gradients go through smdp's gradient reducer.
+    """Lightning's DDPStrategy with smdp's gradient reducer.
 
     Args:
-        *args: As DDPStrategy's.
-        compression: What float32 gradients travel as between hosts: "none", "fp16", "bf16", "int8", "topk".
-        **kwargs: As DDPStrategy's: its own, and those of smdp.torch.DistributedDataParallel.
+        *args: The positional arguments of DDPStrategy.
+        compression: The format in which float32 gradients travel between hosts: "none", "fp16", "bf16",
+            "int8" or "topk".
+        **kwargs: The keyword arguments of DDPStrategy and of smdp.torch.DistributedDataParallel.
 
     Raises:
-        ValueError: An argument is wrong, `process_group_backend` is not "smdp", or there are communication
-            hooks.
-        TypeError: Neither class has such an argument, or the strategy gives it itself.
+        ValueError: An argument is not valid, `process_group_backend` is not "smdp", or a communication hook
+            is given.
+        TypeError: Neither class has such an argument, or the strategy sets it itself.
     """
 
     _layer_sync: LayerSync | None
@@ -48,21 +49,21 @@ class SmdpStrategy(DDPStrategy):
         backend = kwargs.setdefault("process_group_backend", "smdp")
         if backend != "smdp":
             raise ValueError(
-                f"[smdp] SmdpStrategy: process_group_backend is {backend!r}; it must be 'smdp'. Other"
-                " backends go with DDPStrategy."
+                f"[smdp] SmdpStrategy: process_group_backend is {backend!r}; it must be 'smdp'. For other"
+                " backends, use DDPStrategy."
             )
         hooks = [name for name in _HOOKS if kwargs.get(name)]
         if hooks:
             raise ValueError(
-                f"[smdp] SmdpStrategy takes no {hooks[0]}: use compression=, or hooks with"
+                f"[smdp] SmdpStrategy does not support {hooks[0]}. Use compression=..., or hooks with"
                 " DDPStrategy(process_group_backend='smdp')."
             )
         unknown = [name for name in kwargs if name not in _NAMES]
         if unknown:
             raise TypeError(
-                f"[smdp] SmdpStrategy takes no {unknown[0]} (={kwargs[unknown[0]]!r}); allowed are"
-                " those of DDPStrategy and smdp.torch.DistributedDataParallel that Lightning does not set:"
-                f" {', '.join(sorted(_NAMES.difference(_HOOKS)))}"
+                f"[smdp] SmdpStrategy does not support the argument {unknown[0]}={kwargs[unknown[0]]!r}."
+                " Supported are the arguments of DDPStrategy and smdp.torch.DistributedDataParallel that"
+                f" Lightning does not set: {', '.join(sorted(_NAMES.difference(_HOOKS)))}."
             )
         topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
@@ -70,29 +71,29 @@ class SmdpStrategy(DDPStrategy):
         self._compression = compression
 
     def set_world_ranks(self) -> None:
-        """As DDPStrategy's, by the launcher that smdp finds."""
-        # Lightning calls this first, before it starts processes beside those that mpirun has started.
+        """Sets the ranks of DDPStrategy from the launcher that smdp detects."""
+        # Lightning calls this before it starts processes, which it must not do under a launcher.
         if self.cluster_environment is not None:
             self.cluster_environment = launched(self.cluster_environment)
         super().set_world_ranks()
 
     def setup_environment(self) -> None:
-        """As DDPStrategy's.
+        """Sets up the environment of DDPStrategy.
 
         Raises:
-            ValueError: The Trainer has another number of processes than the launcher has started.
+            ValueError: The Trainer's number of processes differs from the launcher's.
         """
-        # Alone, or started by Lightning, whose variables are no launcher's.
+        # The process is alone, or Lightning started it, whose variables smdp does not treat as a launcher's.
         if environments.find() is SingleProcess:
             super().setup_environment()
             return
         launch = environments.detect(needs_master=False)
-        if launch.world_size != 1:  # else Lightning may have started the others
+        if launch.world_size != 1:  # otherwise Lightning may have started the other processes
             check_devices(launch, self.num_processes, self.num_nodes)
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:
-        """As DDPStrategy's; batch norm is synchronized on CPUs, too."""
+        """Sets up DDPStrategy. Batch norms are also synchronized on CPUs."""
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncBatchNorms()
         super().setup(trainer)
@@ -111,7 +112,7 @@ class SmdpStrategy(DDPStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Register "smdp", not DDPStrategy's names again."""
+        """Registers "smdp", without DDPStrategy's own names."""
         strategy_registry.register("smdp", cls, description="DDP on smdp's gradient reducer")
 
 
