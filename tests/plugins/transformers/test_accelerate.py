@@ -55,7 +55,7 @@ def over_gloo_already() -> Any:
     from accelerate.utils import InitProcessGroupKwargs
 
     torch.distributed.init_process_group("gloo")
-    with pytest.raises(ValueError, match=r"backend=\"smdp\", but the process group .* of 'gloo'"):
+    with pytest.raises(ValueError, match=r"backend=\"smdp\", but the existing process group uses 'gloo'"):
         Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
 
 
@@ -75,7 +75,7 @@ def after_a_state_without_it() -> Any:
     from accelerate.utils import InitProcessGroupKwargs
 
     PartialState(cpu=True)
-    with pytest.raises(ValueError, match=r"was made before without it, and its backend is 'gloo': each rank"):
+    with pytest.raises(ValueError, match=r"was created without it and has the backend 'gloo', so each rank"):
         Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")])
 
 
@@ -98,7 +98,7 @@ def after_a_group_over_it() -> Any:
     # Without cpu=True it sees one process, wherever there is no GPU.
     if not torch.cuda.is_available():
         assert PartialState().num_processes == 1
-        with pytest.raises(ValueError, match=r"was made before without it, and its backend is None: each"):
+        with pytest.raises(ValueError, match=r"was created without it and has the backend None, so each"):
             Accelerator(kwargs_handlers=named)
 
 

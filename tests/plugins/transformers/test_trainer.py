@@ -425,29 +425,31 @@ class HandsOn(transformers.Trainer):
 def refused() -> Any:
     loader = torch.utils.data.dataloader._BaseDataLoaderIter
     plain_next = loader.__next__
-    with pytest.raises(ValueError, match="DataParallel and DataParallel contradict: there are two"):
+    with pytest.raises(ValueError, match="DataParallel and DataParallel cannot be used together: there"):
         lm.trainer(plugins=[DataParallel(), DataParallel("bf16")])
-    with pytest.raises(ValueError, match="DataParallel and the argument fsdp contradict: fsdp averages"):
+    with pytest.raises(ValueError, match="and the argument fsdp cannot be used together, because fsdp"):
         lm.trainer(lm.arguments(fsdp="full_shard"))
     # Made before the variable is set: where deepspeed is not installed, they say so.
     args = lm.arguments()
     for name in ("fsdp", "deepspeed", "megatron_lm"):
-        told = f"DataParallel and ACCELERATE_USE_{name.upper()}=true contradict: {name} averages"
+        told = f"DataParallel and ACCELERATE_USE_{name.upper()}=true cannot be used together, because {name}"
         with lm.launched_with(name), pytest.raises(ValueError, match=told):
             lm.trainer(args)
-    with pytest.raises(TypeError, match=r"plugins has 'ddp'; every entry must be a smdp\."):
+    with pytest.raises(TypeError, match=r"plugins contains 'ddp'; every entry must be a smdp\."):
         lm.trainer(plugins=["ddp"])
     with pytest.raises(TypeError, match="plugins is a DataParallel; it must be a list"):
         lm.trainer(plugins=DataParallel())
     with pytest.raises(ValueError, match="ddp_backend is 'nonsense'; allowed: smdp, nccl"):
         lm.arguments(ddp_backend="nonsense")
-    with pytest.raises(TypeError, match="plugins has the class DataParallel"):
+    with pytest.raises(TypeError, match="plugins contains the class DataParallel"):
         lm.trainer(plugins=[DataParallel])
-    with pytest.raises(TypeError, match=r"Trainer takes no plugins. Use smdp.transformers.Trainer, or"):
+    with pytest.raises(
+        TypeError, match=r"Trainer does not support plugins\. Use smdp.transformers.Trainer, or"
+    ):
         lm.trainer(cls=transformers.Trainer)
-    with pytest.raises(TypeError, match=r"Seq2SeqTrainer takes no plugins. Use smdp"):
+    with pytest.raises(TypeError, match=r"Seq2SeqTrainer does not support plugins\. Use smdp"):
         transformers.Seq2SeqTrainer(lm.model(), lm.arguments(), plugins=[DataParallel()])
-    with pytest.raises(TypeError, match="HandsOn takes no plugins"):
+    with pytest.raises(TypeError, match="HandsOn does not support plugins"):
         HandsOn(model=lm.model(), args=lm.arguments(), plugins=[DataParallel()])
     lm.trainer()
     assert loader.__next__ is not plain_next  # timed
@@ -457,7 +459,7 @@ def refused() -> Any:
         with pytest.raises(TypeError, match="unexpected keyword argument 'plugins'"):
             lm.trainer(cls=plain)
     smdp.transformers.install()
-    with pytest.raises(TypeError, match="Seq2SeqTrainer takes no plugins"):
+    with pytest.raises(TypeError, match="Seq2SeqTrainer does not support plugins"):
         lm.trainer(cls=transformers.Seq2SeqTrainer)
     assert HandsOn(model=lm.model(), args=lm.arguments()).args.world_size == 2
     assert lm.trainer(plugins=None).plugins == []
@@ -469,14 +471,14 @@ def refused() -> Any:
         DataParallel("topk", topk_momentum=1)
     with pytest.raises(smdp.ConfigError, match=r"\[smdp\] DataParallel: SMDP_ALGORITHM='fast' is not valid"):
         DataParallel(algorithm="fast")
-    with pytest.raises(ValueError, match="algorithm is 3; it must be a text"):
+    with pytest.raises(ValueError, match="algorithm is 3; it must be a string"):
         DataParallel(algorithm=3)
     with pytest.raises(ValueError, match="preemption is 'no'; it must be True or False"):
         DataParallel(preemption="no")
     assert DataParallel(trace=Path("traces")).changed == ["trace"]
     with pytest.raises(TypeError, match="plugins is a str; it must be a list"):
         lm.trainer(plugins="DataParallel")
-    with pytest.raises(TypeError, match=r"takes a subclass of transformers\.Trainer, got <class 'int'>"):
+    with pytest.raises(TypeError, match=r"needs a subclass of transformers\.Trainer, but got <class 'int'>"):
         with_plugins(int)
     return True
 

@@ -40,25 +40,29 @@ def refused() -> None:
         with pytest.raises(error, match=text):
             mp.trainer(mp.arguments(**options), plugins=plugins or [one])
 
-    refuse("ModelParallel and ModelParallel contradict: there are two", plugins=[one, ModelParallel()])
+    refuse(
+        "ModelParallel and ModelParallel cannot be used together: there are", plugins=[one, ModelParallel()]
+    )
     compressed = [DataParallel("bf16", bucket_cap_mb=1), one]
     for plugins in (compressed, compressed[::-1]):
-        refuse("average their gradients without compression, bucket_cap_mb; write DataP", plugins=plugins)
-    refuse(r"stages=3\) in a job of 2 processes; allowed: a multiple of 3", plugins=[ModelParallel(stages=3)])
+        refuse("do not support compression, bucket_cap_mb when they average", plugins=plugins)
     refuse(
-        "auto_find_batch_size: stages keep.*bf16_full_eval: param",
+        r"stages=3\) does not fit a job of 2 processes\. Start a multiple", plugins=[ModelParallel(stages=3)]
+    )
+    refuse(
+        "auto_find_batch_size: the batch size.*bf16_full_eval: param",
         auto_find_batch_size=True,
         bf16_full_eval=True,
     )
-    refuse("batch_rebalance'?: it deals rows out", train_sampling_strategy="batch_rebalance")
+    refuse("batch_rebalance'?: it distributes rows", train_sampling_strategy="batch_rebalance")
     refuse("the argument fsdp: it divides the model itself", fsdp="full_shard")
     with lm.launched_with("parallelism_config"):
         refuse("ACCELERATE_USE_PARALLELISM_CONFIG=true: it divides the model itself")
     refuse("torch_compile_backend='eager': stages are", torch_compile=True, torch_compile_backend="eager")
-    refuse("optim='lomo': it steps within backward", optim="lomo")
-    refuse("neftune_noise_alpha: its noise comes between modules", neftune_noise_alpha=5.0)
-    refuse("use_liger_kernel: its fused losses come between", use_liger_kernel=True)
-    refuse("debug='underflow_overflow': it looks at all", debug="underflow_overflow")
+    refuse("optim='lomo': it steps in backward", optim="lomo")
+    refuse("neftune_noise_alpha: its noise is added between", neftune_noise_alpha=5.0)
+    refuse("use_liger_kernel: its fused losses are computed", use_liger_kernel=True)
+    refuse("debug='underflow_overflow': it checks all", debug="underflow_overflow")
     refuse("dispatch_batches=True: every rank", accelerator_config={"dispatch_batches": True})
     args = Seq2SeqTrainingArguments(lm.folder(), predict_with_generate=True, report_to=[])
     with pytest.raises(ValueError, match="predict_with_generate: no rank has the whole model"):
@@ -73,7 +77,7 @@ def refused() -> None:
     with pytest.raises(ValueError, match=r"per_device_train_batch_size is 6, which .* 4 .*microbatches=3"):
         mp.trainer(mp.arguments(batch=6)).train()
     elsewhere = torch.optim.SGD(lm.model().parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"optimizers=.SGD, .*holds no parameter of this rank"):
+    with pytest.raises(ValueError, match=r"optimizers=.SGD, .*has no parameter of this rank"):
         mp.trainer(optimizers=(elsewhere, None)).train()
     with pytest.raises(ValueError, match="ranks 0 and 1 belong to one pipeline but have read different"):
         mp.trainer(train_dataset=lm.rows(16, first=16 * int(os.environ["RANK"]))).train()

@@ -174,7 +174,7 @@ def test_a_start_method_that_was_asked_for_stays(
     asked = left.multiprocessing_context
     spare_workers(left)
     assert left.multiprocessing_context is asked
-    assert f"workers of the data loader start by '{context or 'spawn'}'" in caplog.text
+    assert f"workers of the data loader use the start method '{context or 'spawn'}'" in caplog.text
 
 
 def switched_off() -> None:
@@ -195,7 +195,7 @@ def test_transformers_own_way_is_refused(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         trainer = Trainer(lm.model(), args, train_dataset=lm.rows(8), plugins=[DataParallel()])
-        with pytest.raises(ValueError, match=re.escape("enable_jit_checkpoint=True saves on the ranks")):
+        with pytest.raises(ValueError, match=re.escape("enable_jit_checkpoint=True saves only on the ranks")):
             trainer.train()
     finally:
         signal.signal(signal.SIGTERM, before)

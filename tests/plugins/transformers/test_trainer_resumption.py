@@ -35,11 +35,11 @@ def without_metadata(checkpoint: Path) -> None:
 
 WAYS = {
     "trainer_state.json is missing": without("trainer_state.json"),
-    "trainer_state.json is cut off": cut("trainer_state.json"),
-    "model.safetensors is cut off": cut("model.safetensors"),
-    "optimizer.pt is cut off": cut("optimizer.pt"),
-    "scheduler.pt is cut off": cut("scheduler.pt"),
-    "rng_state_1.pth is cut off": cut("rng_state_1.pth"),
+    "trainer_state.json is truncated": cut("trainer_state.json"),
+    "model.safetensors is truncated": cut("model.safetensors"),
+    "optimizer.pt is truncated": cut("optimizer.pt"),
+    "scheduler.pt is truncated": cut("scheduler.pt"),
+    "rng_state_1.pth is truncated": cut("rng_state_1.pth"),
     "model_parallel/.metadata is missing": without_metadata,
 }
 
@@ -70,7 +70,7 @@ def resumed() -> Any:
             damage(newest)
         dist.barrier()
         again = trainer()
-        with pytest.raises(ValueError, match=f"checkpoint-6 was not written to its end: {told}"):
+        with pytest.raises(ValueError, match=f"checkpoint-6 is incomplete: {told}"):
             again.train(resume_from_checkpoint=str(newest))
         again.train(resume_from_checkpoint=True)
         steps.append(len(lm.losses(again)) - 4)  # two are new
@@ -81,7 +81,9 @@ def resumed() -> Any:
             without("trainer_state.json")(folder / f"checkpoint-{step}")
         without("trainer_state.json")(newest)
     dist.barrier()
-    with pytest.raises(ValueError, match=r"end: checkpoint-6: trainer_state.json is missing; checkpoint-4: "):
+    with pytest.raises(
+        ValueError, match=r"is complete: checkpoint-6: trainer_state.json is missing; checkpoint-4: "
+    ):
         trainer().train(resume_from_checkpoint=True)
     return steps
 
@@ -129,7 +131,7 @@ def of_shards() -> Any:
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) > 2
     shards[1].unlink()
-    with pytest.raises(ValueError, match=f"not written to its end: {shards[1].name} is missing"):
+    with pytest.raises(ValueError, match=f"is incomplete: {shards[1].name} is missing"):
         trainer().train(resume_from_checkpoint=str(folder))
     return True
 

@@ -74,7 +74,7 @@ def over_gloo_each_by_itself() -> Any:
     args = transformers.TrainingArguments(lm.folder(), ddp_backend="gloo", max_steps=3, report_to=[])
     assert args.world_size == 2
     for plugin in (DataParallel(), ModelParallel(stages=1)):
-        told = f"{type(plugin).__name__}: Accelerate would take each of the 2 ranks.*'gloo'.*Give use_cpu"
+        told = f"{type(plugin).__name__}: Accelerate would train each of the 2 ranks.*'gloo'.*Pass use_cpu"
         with pytest.raises(ValueError, match=told):
             lm.trainer(args, plugins=[plugin])
     args = transformers.TrainingArguments(
@@ -111,7 +111,9 @@ def alone_over_gloo() -> Any:
 
 
 def nccl_without_gpu() -> Any:
-    with pytest.raises(ValueError, match="ddp_backend is 'nccl', which needs GPUs, and there is none to use"):
+    with pytest.raises(
+        ValueError, match="ddp_backend is 'nccl', which needs GPUs, but there is no GPU to use"
+    ):
         lm.arguments(ddp_backend="nccl")
 
 

@@ -1,6 +1,6 @@
-"""Makes Accelerate take the backend "smdp" by name, on CPUs too.
+"""Makes Accelerate accept the backend "smdp" by name, also on CPUs.
 
-Loaded by itself when somebody names the backend; see smdp_torch_autoload.accelerate_name.
+It is loaded when a script names the backend; see smdp_torch_autoload.accelerate_name.
 
 Example:
     >>> from accelerate.utils import InitProcessGroupKwargs

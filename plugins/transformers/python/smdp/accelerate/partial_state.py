@@ -1,6 +1,6 @@
-"""Accelerate's states with the backend "smdp", which it refuses on CPUs.
+"""Adds the backend "smdp" to Accelerate's states, which would refuse it on CPUs.
 
-Nothing changes for other backends.
+Other backends are not affected.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from smdp.torch.plugin_support import ProcessGroupSmdp
 
 _NAME = "smdp"
 _timeout: timedelta | None = None
-# By class: the __init__ that stood there, and what stands there now.
+# The original and the patched __init__, by class.
 _taught: dict[type, tuple[Any, Any]] = {}
 
 
 @contextmanager
 def default_timeout(timeout: timedelta) -> Iterator[None]:
-    """Give a timeout to the group that is made within, on CPUs: transformers' arguments pass none there.
+    """Sets the timeout of a group created within the context on CPUs, where transformers passes none.
 
     Args:
-        timeout: Of operations; half an hour, torch's default, gives way to SMDP_TIMEOUT.
+        timeout: The timeout of operations. SMDP_TIMEOUT replaces torch's default of 30 minutes.
     """
     global _timeout
     before, _timeout = _timeout, timeout
@@ -43,7 +43,10 @@ def default_timeout(timeout: timedelta) -> Iterator[None]:
 
 
 def install() -> None:
-    """Teach PartialState the name, until the program ends. Calling it again does nothing."""
+    """Patches Accelerate's states to accept the backend "smdp".
+
+    The patch stays until the program ends or `uninstall()` is called. Calling it again does nothing.
+    """
     if _taught:
         return
     plain = PartialState.__init__
@@ -59,23 +62,23 @@ def install() -> None:
             cpu = cpu or not torch.cuda.is_available()
             if not set_torch_variables():
                 warn_alone()
-                # One process: Accelerate would look for a group that nobody makes.
+                # With a single process, Accelerate would look for a group that does not exist.
                 del kwargs["backend"]
             elif cpu:
-                # Accelerate keeps a group that is there, and asks for gloo by name.
+                # Accelerate keeps an existing group, but would create one over gloo itself.
                 del kwargs["backend"]
                 if not dist.is_initialized():
                     if _timeout is not None:
                         kwargs.setdefault("timeout", _timeout)
-                    if "init_method" in kwargs:  # only env:// reads them itself
+                    if "init_method" in kwargs:  # only env:// reads them from the environment
                         kwargs.setdefault("rank", int(os.environ["RANK"]))
                         kwargs.setdefault("world_size", int(os.environ["WORLD_SIZE"]))
                     dist.init_process_group(_NAME, **kwargs)
                 elif not isinstance(dist.group.WORLD, ProcessGroupSmdp):
                     raise ValueError(
-                        '[smdp] Accelerate was given backend="smdp", but the process group that is there is'
-                        f" of {dist.get_backend()!r}. Make it by init_process_group('smdp'), or leave that to"
-                        " Accelerate."
+                        '[smdp] Accelerate was given backend="smdp", but the existing process group uses'
+                        f" {dist.get_backend()!r}. Create it with init_process_group('smdp'), or let"
+                        " Accelerate create it."
                     )
         plain(self, cpu, **kwargs)
         if is_ours and self.backend is not None:
@@ -95,7 +98,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give the states back as they were; what somebody else has put over them since stays."""
+    """Restores Accelerate's states, except where other code has patched them since."""
     for owner, (plain, made) in _taught.items():
         if owner.__init__ is made:  # type: ignore[misc]
             owner.__init__ = plain  # type: ignore[misc]
@@ -104,22 +107,22 @@ def uninstall() -> None:
 
 
 def _stands(owner: type, made: Any) -> bool:
-    """False where it was taken back, but below what somebody else has put over it."""
+    """Returns whether the patch is installed. After uninstall() another patch may still call it."""
     return owner in _taught and _taught[owner][1] is made
 
 
 def _check_earlier_state() -> None:
-    # Accelerate takes the state that is there, whatever backend it is asked for.
+    # Accelerate uses the existing state, whatever backend is requested.
     state = PartialState._shared_state
     backend = state.get("backend")
     if not state or backend == _NAME or not set_torch_variables():
         return
     if backend is not None and isinstance(dist.group.WORLD, ProcessGroupSmdp):
-        # On CPUs it calls each group that it finds gloo.
+        # On CPUs Accelerate assumes that every existing group uses gloo.
         state["backend"] = _NAME
         return
     raise ValueError(
-        '[smdp] Accelerate was given backend="smdp", but a PartialState or Accelerator was made before'
-        f" without it, and its backend is {backend!r}: each rank would train alone, or over that one."
-        ' Give the first one the backend: PartialState(backend="smdp").'
+        '[smdp] Accelerate was given backend="smdp", but an earlier PartialState or Accelerator was created'
+        f" without it and has the backend {backend!r}, so each rank would train alone or over that backend."
+        ' Pass the backend to the first one: PartialState(backend="smdp").'
     )

@@ -29,25 +29,29 @@ from smdp.transformers.started_processes import check_started
 
 
 class DataParallel(Plugin):
-    """Averages gradients over all ranks, as `smdp.torch.DistributedDataParallel` does.
+    """Averages gradients over all ranks with `smdp.torch.DistributedDataParallel`.
 
-    With one process it averages nothing.
+    With a single process it has no effect.
 
     Args:
-        compression: What float32 gradients travel as between hosts: "none", "fp16", "bf16", "int8", "topk".
-        bucket_cap_mb: Most MiB of a fusion buffer; default: `ddp_bucket_cap_mb` of the arguments, then 25.
-        algorithm: As SMDP_ALGORITHM, for this plugin's own group.
-        trace: As SMDP_TRACE, a directory for traces.
-        topk_ratio: Part of the gradient that "topk" sends.
-        topk_momentum: Momentum correction of "topk".
-        preemption: Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
+        compression: The format in which float32 gradients travel between hosts: "none", "fp16", "bf16",
+            "int8" or "topk".
+        bucket_cap_mb: The largest size of a fusion buffer in MiB. Default: the training argument
+            `ddp_bucket_cap_mb`, or 25.
+        algorithm: The value of SMDP_ALGORITHM for the group of this plugin.
+        trace: The value of SMDP_TRACE for this group, a directory for traces.
+        topk_ratio: The fraction of the gradient that "topk" sends.
+        topk_momentum: The momentum that "topk" applies in place of the optimizer's.
+        preemption: Whether to save a checkpoint on SIGTERM. When one rank receives the signal, all ranks save
+            after the same step and exit with code 75.
 
     Raises:
-        ValueError: An argument is wrong.
-        smdp.ConfigError: There is no such algorithm. The Trainer raises it where no traces can be written.
+        ValueError: An argument is not valid.
+        smdp.ConfigError: There is no such algorithm. The Trainer raises this error if traces cannot be
+            written.
 
     Attributes:
-        changed: Names of the arguments that are not as by default.
+        changed: The names of the arguments that differ from their defaults.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class DataParallel(Plugin):
             "trace": trace is not None,
         }
         self.changed = [name for name, is_changed in given.items() if is_changed]
-        # Ranks may write their traces to different folders.
+        # Ranks may write traces to different folders, so the folder is not compared.
         where = None if trace is None else "..."
         self._agreed = {**self._options, "algorithm": algorithm, "trace": where, "preemption": preemption}
         self.preemption = preemption
@@ -95,36 +99,36 @@ class DataParallel(Plugin):
         self._numbers = GradientNumbers()
 
     def conflict(self, other: Plugin) -> str | None:
-        """Refuse a second of its kind."""
+        """Returns a reason if the other plugin is also a DataParallel."""
         if isinstance(other, DataParallel):
-            return "there are two DataParallel; gradients can be averaged only once"
+            return "there are two DataParallel plugins, but gradients can be averaged only once"
         return None
 
     def described(self) -> str:
-        """Give its arguments."""
+        """Returns the plugin with its arguments."""
         return described_by(self, self._agreed)
 
     def set_up(self, args: TrainingArguments) -> None:
-        """Make a group over smdp, beside the default one where that is of another backend.
+        """Creates a group over smdp if the default group uses a different backend or different options.
 
         Raises:
-            ValueError: The arguments or `accelerate launch` ask for DeepSpeed, FSDP or Megatron-LM, which
-                average gradients themselves; the arguments know of one process where several were started;
-                or Accelerate would wrap no model.
+            ValueError: The arguments or `accelerate launch` select DeepSpeed, FSDP or Megatron-LM, which
+                average gradients themselves; the arguments describe one process although several were
+                started; or Accelerate would not wrap the model.
         """
         self._numbers = GradientNumbers()
         for name in ("deepspeed", "fsdp", "megatron_lm"):
             asked = asked_for(args, name)
             if asked is not None:
                 raise ValueError(
-                    f"[smdp] the plugin DataParallel and {asked} contradict: {name} averages gradients"
-                    " itself. Leave one of them out."
+                    f"[smdp] the plugin DataParallel and {asked} cannot be used together, because {name}"
+                    " averages gradients itself. Remove one of them."
                 )
         check_started("DataParallel", args)
         self._group = None
         if args.world_size == 1 or not dist.is_initialized():
             return
-        watch()  # also where the model is wrapped by another plugin, or left to torch's reducer
+        watch()  # also if another plugin wraps the model, or torch's reducer averages
         default = dist.distributed_c10d._get_default_group()
         if isinstance(default, ProcessGroupSmdp) and not self._variables:
             self._group = default
@@ -134,13 +138,13 @@ class DataParallel(Plugin):
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
     ) -> nn.Module:
-        """Let Accelerate wrap it, by smdp's class instead of torch's."""
+        """Lets Accelerate wrap the model in smdp's class instead of torch's."""
         if self._group is None:
             return prepare(model, **options)
         group, own = self._group, self._options
 
         class Configured(DistributedDataParallel):
-            """With the plugin's options, which Accelerate does not know."""
+            """smdp's class with the options of the plugin, which Accelerate does not pass."""
 
             def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
                 super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
@@ -151,33 +155,35 @@ class DataParallel(Plugin):
             return prepare(model, **options)
 
     def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
-        """Add what compression keeps for later steps."""
+        """Adds the residuals of compression to a checkpoint."""
         save()
         if (model := _wrapped(trainer)) is not None:
             save_residuals(model, folder)
 
     def load_state(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
-        """Read it."""
+        """Restores the residuals of compression from a checkpoint."""
         load()
         if (model := _wrapped(trainer)) is not None:
             load_residuals(model, folder)
 
     def report(self) -> dict[str, float]:
-        """Give milliseconds and megabytes per step since the last call."""
+        """Returns milliseconds and megabytes per step since the last call."""
         return {} if self._group is None else self._numbers.report()
 
 
 def _wrapped(trainer: Trainer) -> DistributedDataParallel | None:
-    model = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)  # torch.compile's
+    model = getattr(
+        trainer.model_wrapped, "_orig_mod", trainer.model_wrapped
+    )  # inside torch.compile's wrapper
     return model if isinstance(model, DistributedDataParallel) else None
 
 
-# What earlier Trainers train over, by what it was made with: a search makes many.
+# The groups of earlier Trainers by their options, because a hyperparameter search creates many Trainers.
 _groups: dict[tuple[Any, ...], Any] = {}
 
 
 def _group_of(variables: dict[str, str], timeout: timedelta | None) -> Any:
-    # Ranks may write traces to different folders, each to the one that its first Trainer named.
+    # Ranks may write traces to different folders, so the folder of the first Trainer is used.
     asked = (*sorted({**variables, "SMDP_TRACE": ""}.items()), timeout)
 
     def is_usable() -> bool:
@@ -196,18 +202,18 @@ def _text_of(name: str, value: Any) -> str:
     if isinstance(value, str) or (name == "SMDP_TRACE" and isinstance(value, os.PathLike)):
         return os.fspath(value)
     argument = name.removeprefix("SMDP_").lower()
-    raise ValueError(f"[smdp] DataParallel: {argument} is {value!r}; it must be a text.")
+    raise ValueError(f"[smdp] DataParallel: {argument} is {value!r}; it must be a string.")
 
 
 def _timeout(args: TrainingArguments) -> timedelta | None:
-    """Give the arguments'; half an hour, their default, gives way to the default group's and SMDP_TIMEOUT."""
+    """Returns the arguments' timeout. Their default of 30 minutes is replaced by the default group's."""
     asked: timedelta = args.ddp_timeout_delta
     return timeout_of_world() if asked == dist.default_pg_timeout else asked
 
 
 @contextmanager
 def _replaced(wrapper: type) -> Iterator[None]:
-    """Accelerate looks torch's class up by name each time it wraps a model."""
+    """Replaces torch's class, which Accelerate looks up by name each time it wraps a model."""
     plain = nn.parallel.DistributedDataParallel
     nn.parallel.DistributedDataParallel = wrapper
     try:
@@ -218,7 +224,7 @@ def _replaced(wrapper: type) -> Iterator[None]:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """A group reads its options from the environment."""
+    """Sets environment variables within the context, because a group reads its options from them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""What the Trainer's log tells of gradients: milliseconds and megabytes per step."""
+"""Numbers about gradients for the Trainer's log, in milliseconds and megabytes per step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class GradientNumbers:
         self._last = _Counters.read()
 
     def report(self) -> dict[str, float]:
-        """Give the numbers, as the log names them; nothing where there was no step."""
+        """Returns the numbers under their names in the log, or an empty dict if there was no step."""
         now = _Counters.read()
         last, self._last = self._last, now
         steps = now.steps - last.steps
@@ -39,7 +39,7 @@ class _Counters:
     @classmethod
     def read(cls) -> _Counters:
         stats = smdp.stats()
-        # Sums only: what evaluation gathers and checkpoints wait for is not training's.
+        # Only sums count, because other operations belong to evaluation and checkpoints.
         sums = [row for row in stats["operations"] if row["operation"] == "all_reduce"]
         return cls(
             stats["steps"],

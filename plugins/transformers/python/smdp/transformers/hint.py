@@ -1,4 +1,4 @@
-"""Makes transformers' own Trainers say, where they get plugins, which ones take them."""
+"""Makes transformers' Trainers raise a helpful error when they get plugins."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import transformers
 
 from smdp.torch.plugin_support import unwatch
 
-# Subclasses hand on to them what they do not know. No __new__: a class cannot get its own back.
+# Subclasses pass unknown arguments on to these. __init__ is patched, because __new__ could not be restored.
 _CLASSES = (transformers.Trainer, transformers.Seq2SeqTrainer)
-# What stood there, and what stands there now.
+# The original and the patched method, by class.
 _taught: dict[Any, tuple[Any, Any]] = {}
 
 
 def install() -> None:
-    """Teach them, until the program ends. Calling it again does nothing."""
+    """Patches transformers' Trainers to name smdp's Trainer when they get plugins.
+
+    The patch stays until the program ends or `uninstall()` is called. Calling it again does nothing.
+    """
     if _taught:
         return
     for trainer_class in _CLASSES:
@@ -28,10 +31,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give both Trainers, and torch's DataLoader, back as they were.
-
-    What somebody else has changed since stays.
-    """
+    """Restores transformers' Trainers and torch's DataLoader unless other code has patched them since."""
     for trainer_class, (plain, own) in _taught.items():
         if trainer_class.__init__ is own:
             trainer_class.__init__ = plain
@@ -43,10 +43,10 @@ def uninstall() -> None:
 def _refusing(plain: Any) -> Any:
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if "plugins" in kwargs and _taught:  # else taken back, but below what somebody else put over it
+        if "plugins" in kwargs and _taught:  # after uninstall(), another patch may still call this one
             name = type(self).__name__
             raise TypeError(
-                f"[smdp] {name} takes no plugins. Use smdp.transformers.Trainer, or"
+                f"[smdp] {name} does not support plugins. Use smdp.transformers.Trainer, or"
                 f" smdp.transformers.with_plugins({name})."
             )
         plain(self, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""Whether a model divides its loss by the number of items that the Trainer hands to it.
+"""Detects whether a model divides its loss by the number of items that the Trainer passes to it.
 
-transformers takes that for granted of every forward() with **kwargs, and multiplies the loss by the number of
-processes. Many a model, as T5, ALBERT or BERT with a head, takes the mean of its batch all the same.
+transformers assumes so for every forward() with **kwargs, and multiplies the loss by the number of processes.
+Many models, such as T5, ALBERT or BERT with a head, return the mean over their batch nevertheless.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _NAME = "num_items_in_batch"
 
 @contextlib.contextmanager
 def watched(called: nn.Module, model: nn.Module, then: Callable[[bool], None]) -> Iterator[None]:
-    """Watch what a model does with the number of items, in the forwards within.
+    """Watches whether a model uses the number of items in forwards within the context.
 
     Args:
-        called: What is called, with all that wraps the model.
+        called: The module that is called, which may wrap the model.
         model: The model itself.
-        then: Called after a forward that got the number, with whether it did anything with it.
+        then: Called after each forward that got the number, with whether the forward used it.
     """
     uses: list[str] = []
 
     class Watched(Tensor):
-        """The number, for the model to take."""
+        """The number of items, which records its uses."""
 
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.__name__ != "__get__":  # an attribute, such as its device
+            if func.__name__ != "__get__":  # reading an attribute, such as its device, is not a use
                 uses.append(func.__name__)
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -50,7 +50,7 @@ def watched(called: nn.Module, model: nn.Module, then: Callable[[bool], None]) -
         model.register_forward_hook(after, with_kwargs=True),
     )
     try:
-        # What is compiled would be compiled for this one step.
+        # The model would be compiled again for this one step.
         with torch.compiler.set_stance("force_eager") if _is_compiled(called) else contextlib.nullcontext():
             yield
     finally:

@@ -1,4 +1,4 @@
-"""Who else is asked to average gradients or to divide the model: DeepSpeed, FSDP, Megatron-LM."""
+"""Detects other libraries that would average gradients or divide the model, such as DeepSpeed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from transformers import TrainingArguments
 
 
 def asked_for(args: TrainingArguments, name: str) -> str | None:
-    """Tell where one of them is asked for.
+    """Returns the setting that selects a library, or None.
 
     Args:
-        args: The arguments.
-        name: As Accelerate and the arguments call it: "fsdp".
+        args: The training arguments.
+        name: The library's name in Accelerate and in the arguments, for example "fsdp".
 
     Returns:
-        The argument, or the variable by which `accelerate launch` and Accelerator(...) ask; None: nowhere.
+        The name of the argument, or of the variable that `accelerate launch` sets. None if the library is not
+        selected.
     """
     if getattr(args, name, None):
         return f"the argument {name}"
-    # Accelerate obeys it whatever the arguments say; on CPUs it passes over it without a word.
+    # Accelerate obeys the variable whatever the arguments are, but silently ignores it on CPUs.
     variable = f"ACCELERATE_USE_{name.upper()}"
     return f"{variable}=true" if os.environ.get(variable, "").lower() == "true" else None

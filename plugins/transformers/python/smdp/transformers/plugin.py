@@ -1,4 +1,4 @@
-"""What a plugin of the Trainer can take over. Provisional: it may still change."""
+"""The interface of the Trainer's plugins. It is provisional and may change."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from transformers import Trainer, TrainingArguments
 
 
 class Plugin:
-    """A part of `Trainer(..., plugins=[...])`. Every method may be left as it is.
+    """Base class of the plugins in `Trainer(..., plugins=[...])`.
 
-    Plugins are asked in the order of the list, one that places the model first; with several that wrap the
-    model or a step, the last is outermost.
+    A subclass overrides the methods that it needs. The Trainer calls plugins in the order of the list, but
+    one that places the model comes first. If several plugins wrap the model or a step, the last one is
+    outermost.
 
     Attributes:
-        places_model: The plugin decides where the model's parameters lie; the Trainer leaves them.
-        ranks_per_batch: How many ranks work on one batch together; the Trainer counts them as one.
-        preemption: Whether the Trainer, once a rank got SIGTERM, saves a checkpoint and exits with code 75.
+        places_model: Whether the plugin decides where the model's parameters lie. The Trainer then does not
+            move them.
+        ranks_per_batch: The number of ranks that work on one batch together. The Trainer counts them as one.
+        preemption: Whether the Trainer saves a checkpoint and exits with code 75 when a rank receives
+            SIGTERM.
     """
 
     places_model = False
@@ -29,97 +32,98 @@ class Plugin:
     preemption = False
 
     def conflict(self, other: Plugin) -> str | None:
-        """Say why this plugin cannot work with another one of the list; None: it can."""
+        """Returns the reason why this plugin cannot work with another plugin of the list, or None."""
         return None
 
     def described(self) -> str:
-        """Say what must be the same on all ranks; where one says something else, all fail at the start."""
+        """Returns a text that must be the same on all ranks. If it differs, the Trainer raises an error."""
         return described_by(self, {})
 
     def set_up(self, args: TrainingArguments) -> None:
-        """Check arguments and make process groups, before the Trainer makes its Accelerator."""
+        """Checks arguments and creates process groups, before the Trainer creates its Accelerator."""
 
     def change_accelerator(self, trainer: Trainer) -> None:
-        """Change what the Trainer's Accelerator does; it has just been made."""
+        """Changes the behavior of the Trainer's Accelerator, which has just been created."""
 
     def place_model(self, trainer: Trainer, loader: DataLoader[Any] | None) -> None:
-        """Put the model where it runs, before it first does and before an optimizer is made of it.
+        """Moves the model to where it runs, before its first use and before the optimizer is created.
 
         It is called more than once.
 
         Args:
-            trainer: Whose `model` it is.
-            loader: Of batches as the model will get them; None where the Trainer has made none yet.
+            trainer: The Trainer, which has the model.
+            loader: A loader of the batches that the model will get, or None if the Trainer has none yet.
         """
 
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
     ) -> nn.Module:
-        """Wrap the model for training. `prepare(model, **options)` is what the Trainer would do."""
+        """Returns the model wrapped for training. `prepare(model, **options)` wraps like the Trainer."""
         return prepare(model, **options)
 
     def make_optimizer(self, trainer: Trainer, make: Callable[[], Optimizer]) -> Optimizer:
-        """Give the optimizer to use; `make()` gives the Trainer's, or the user's."""
+        """Returns the optimizer to use. `make()` returns the Trainer's or the user's optimizer."""
         return make()
 
     def run_step(
         self, trainer: Trainer, run: Callable[..., Tensor], model: nn.Module, inputs: Any, items: Any
     ) -> Tensor:
-        """Run forward and backward of one batch and give the loss.
+        """Runs forward and backward of one batch and returns the loss.
 
         Args:
-            trainer: Whose step it is.
-            run: `run(model, inputs, items)` is what the Trainer would do.
-            model: As wrapped.
+            trainer: The Trainer.
+            run: The Trainer's own step, called as `run(model, inputs, items)`.
+            model: The wrapped model.
             inputs: The batch.
-            items: How many items, such as tokens, the losses of an optimizer's step are divided by, or None.
+            items: The number of items, such as tokens, by which the losses of an optimizer step are divided,
+                or None.
         """
         return run(model, inputs, items)
 
     def predict_step(
         self, trainer: Trainer, run: Callable[..., Any], model: nn.Module, inputs: Any, loss_only: bool
     ) -> Any:
-        """Run the forward of one batch; give loss, logits and labels, each of which may be None.
+        """Runs the forward of one batch and returns loss, logits and labels, each of which may be None.
 
-        `run(model, inputs, loss_only)` is what the Trainer would do.
+        `run(model, inputs, loss_only)` is the Trainer's own step.
         """
         return run(model, inputs, loss_only)
 
     def save_model(self, trainer: Trainer, save: Callable[..., None], folder: str) -> None:
-        """Write the model as from_pretrained() reads it; called on all ranks.
+        """Writes the model in the format of from_pretrained(). The Trainer calls it on all ranks.
 
-        `save()` is what the Trainer would do; `save(state_dict=...)` takes the weights from there.
+        `save()` writes the model as the Trainer does, and `save(state_dict=...)` writes these weights.
         """
         save()
 
     def load_model(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
-        """Read weights of a checkpoint; called on all ranks. `load()` is what the Trainer would do."""
+        """Reads the weights of a checkpoint, on all ranks. `load()` reads them as the Trainer does."""
         load()
 
     def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
-        """Add to a checkpoint what a run needs to go on; called on all ranks.
+        """Adds to a checkpoint the state that a run needs to continue. The Trainer calls it on all ranks.
 
-        `save()` is what the Trainer would do: it writes optimizer and schedule of the learning rate.
+        `save()` writes the optimizer and the learning rate schedule as the Trainer does.
         """
         save()
 
     def load_state(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
-        """Read what save_state() has written; called on all ranks."""
+        """Reads the state that save_state() has written. The Trainer calls it on all ranks."""
         load()
 
     def load_random_state(self, trainer: Trainer, load: Callable[[str], None], folder: str) -> None:
-        """Set random generators as they were; `load(folder)` is what the Trainer would do."""
+        """Restores the random generators. `load(folder)` restores them as the Trainer does."""
         load(folder)
 
     def report(self) -> dict[str, float]:
-        """Give numbers for the Trainer's log, over the time since the last call."""
+        """Returns numbers for the Trainer's log, measured since the last call."""
         return {}
 
 
 def described_by(plugin: Plugin, arguments: dict[str, Any]) -> str:
-    """Write a plugin as it was made, without the arguments that are as by default.
+    """Returns a plugin's constructor call, without the arguments that have their default values.
 
-    A subclass may take others, or have other defaults.
+    The defaults are those of the plugin's class, which may be a subclass.
     """
     defaults = {name: one.default for name, one in inspect.signature(type(plugin)).parameters.items()}
     changed = {name: value for name, value in arguments.items() if value != defaults.get(name, ...)}

@@ -1,4 +1,4 @@
-"""The Trainer on machines that are taken away: a checkpoint on all ranks at the same step, and a restart."""
+"""Preemption with the Trainer: all ranks save a checkpoint at the same step and exit for a restart."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ _log = logging.get_logger(__name__)
 
 
 class PreemptionCallback(TrainerCallback):
-    """Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
+    """Saves a checkpoint when a rank receives SIGTERM, on all ranks after the same step, and exits.
 
-    The plugins' Trainer has it by itself. It asks after every step of the optimizer, and lets no evaluation
-    come before the checkpoint: that Trainer makes up for it when it goes on, others leave it out. After a
-    training that failed, that Trainer lets SIGTERM end the process again; with others the next one does.
+    The exit code is 75, by which a scheduler can tell that the job should start again. smdp's Trainer adds
+    this callback itself. After every optimizer step the ranks check whether one of them has received the
+    signal. An evaluation that is due at that step is skipped. smdp's Trainer makes up for it when training
+    resumes, but other Trainers do not. If training fails, smdp's Trainer restores the effect of SIGTERM at
+    once, and other Trainers at the end of the next training.
     """
 
     def __init__(self) -> None:
@@ -34,21 +36,21 @@ class PreemptionCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Watch SIGTERM.
+        """Starts watching SIGTERM.
 
         Raises:
-            ValueError: transformers is to do it, too.
+            ValueError: `enable_jit_checkpoint` is set, with which transformers handles the signal itself.
         """
         if args.enable_jit_checkpoint:
             raise ValueError(
-                "[smdp] enable_jit_checkpoint=True saves on the ranks that got SIGTERM only, the plugins save"
-                " on all. Leave it out, or give the plugins preemption=False."
+                "[smdp] enable_jit_checkpoint=True saves only on the ranks that receive SIGTERM, but the"
+                " plugins save on all ranks. Remove it, or pass preemption=False to the plugins."
             )
         self._is_watching = preemption.can_watch()
         if not self._is_watching:
             _log.warning(
-                "[smdp] SIGTERM is not watched, because training does not run in the main thread; call"
-                " smdp.watch_preemption() there first."
+                "[smdp] SIGTERM is not watched, because training does not run in the main thread. Call"
+                " smdp.watch_preemption() in the main thread first."
             )
             return
         preemption.watch()
@@ -57,7 +59,7 @@ class PreemptionCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Ask; if so, save now and stop."""
+        """Makes the Trainer save and stop if a rank has received SIGTERM."""
         if self._is_watching and smdp.preempted():
             self._is_leaving = True
             if control.should_evaluate or _evaluates_at_epoch_end(args, state, control):
@@ -69,51 +71,51 @@ class PreemptionCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let SIGTERM end the process again: nobody asks any more."""
+        """Restores the effect of SIGTERM, because the callback no longer checks for it."""
         preemption.give_back()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Exit when all ranks have saved.
+        """Exits when all ranks have saved.
 
-        The Trainer comes here right after it has stopped, and later may delete checkpoints or load the best.
+        The Trainer calls this right after it stops. Later it may delete checkpoints or load the best model.
         """
         if self._is_leaving:
             preemption.leave()
 
 
 def owes_evaluation(args: TrainingArguments, state: TrainerState) -> bool:
-    """Tell whether the checkpoint that a state comes from was written in place of an evaluation."""
+    """Returns whether a preemption checkpoint with this state has postponed an evaluation."""
     kept = state.stateful_callbacks.get(PreemptionCallback.__name__)
     return args.eval_strategy != IntervalStrategy.NO and bool(kept == _evaluation_due(state))
 
 
 def _evaluation_due(state: TrainerState) -> dict[str, int]:
-    # With the step: the Trainer copies it to all later checkpoints, where nothing is due.
+    # Includes the step, because the Trainer copies the entry to later checkpoints, where nothing is due.
     return {"evaluation_due_at": state.global_step}
 
 
 def _evaluates_at_epoch_end(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> bool:
-    # What ends training or an epoch early makes the Trainer evaluate there, too.
+    # Ending training or an epoch early also makes the Trainer evaluate.
     ends = control.should_training_stop or control.should_epoch_stop or float(state.epoch).is_integer()
     return ends and args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
 
 
 def spare_workers(loader: DataLoader[Any]) -> None:
-    """Let forked workers of a loader outlive a SIGTERM that a launcher sends to them, too."""
-    own = getattr(loader, "base_dataloader", loader)  # Accelerate's contain the one that starts workers
+    """Makes the forked workers of a loader survive a SIGTERM that a launcher sends to all processes."""
+    own = getattr(loader, "base_dataloader", loader)  # Accelerate's loader wraps the one with the workers
     if own.num_workers == 0:
         return
-    # To ask for the default would settle it: a script could not set another one afterwards.
+    # Without allow_none=True this would fix the default, and a script could not set it afterwards.
     asked = (own.multiprocessing_context or multiprocessing).get_start_method(allow_none=True)
     method = asked or multiprocessing.get_all_start_methods()[0]
     if method == "fork":
         own.multiprocessing_context = spared_workers()
     else:
         _log.warning(
-            "[smdp] workers of the data loader start by %r, only forked ones outlive a SIGTERM to all"
-            " processes, as torchrun and SLURM may send it: their rank then fails before it has saved. If"
-            ' they can be forked: dataloader_multiprocessing_context="fork".',
+            "[smdp] the workers of the data loader use the start method %r. Only forked workers survive a"
+            " SIGTERM to all processes, as torchrun and SLURM may send it; with others, the rank fails before"
+            ' it has saved. If they can be forked, pass dataloader_multiprocessing_context="fork".',
             method,
         )

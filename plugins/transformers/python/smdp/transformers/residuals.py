@@ -1,4 +1,4 @@
-"""What compression keeps of gradients, in the Trainer's checkpoints: a file per rank."""
+"""Saves the residuals of gradient compression in the Trainer's checkpoints, in one file per rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.get_logger(__name__)
 
 
 def save_residuals(model: DistributedDataParallel, folder: str) -> None:
-    """Write this rank's, if there are any; called on all ranks."""
+    """Writes this rank's residuals, if there are any. All ranks must call it."""
     state = model.residuals()
     if state:
         os.makedirs(folder, exist_ok=True)
@@ -23,7 +23,7 @@ def save_residuals(model: DistributedDataParallel, folder: str) -> None:
 
 
 def load_residuals(model: DistributedDataParallel, folder: str) -> None:
-    """Read them on all ranks; where one has none that fit, all go on with nothing kept, and rank 0 warns."""
+    """Restores the residuals on all ranks, or on none if some rank has none that fit; rank 0 then warns."""
     own = model.residuals()
     if not own:
         return
@@ -35,16 +35,16 @@ def load_residuals(model: DistributedDataParallel, folder: str) -> None:
             return f"{path} is missing"
         try:
             state.update(torch.load(path, map_location="cpu", weights_only=True))
-        except Exception as error:  # noqa: BLE001 - torch raises what it meets in a damaged file
+        except Exception as error:  # noqa: BLE001 - torch may raise any error for a damaged file
             return f"{path} cannot be read ({error})"
         of = state.get("of")
-        return "" if of == own["of"] else f"{path} is of {of}, this run is {own['of']}"
+        return "" if of == own["of"] else f"{path} belongs to {of}, but this run is {own['of']}"
 
     reasons = [reason for reason in on_every_rank(read) if reason]
     if not reasons:
         model.load_residuals(state)
     elif dist.get_rank() == 0:
-        _log.warning("[smdp] compression begins anew, with nothing kept: %s", reasons[0])
+        _log.warning("[smdp] compression starts again without residuals: %s", reasons[0])
 
 
 def _path(folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Which checkpoint a Trainer goes on from: a run that is killed may leave one that is half written."""
+"""Chooses the checkpoint to resume from, because a killed run may leave an incomplete one."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from transformers.utils import logging
 from smdp.torch.plugin_support import on_every_rank
 
 _log = logging.get_logger(__name__)
-# Archives, whose table of contents is at their end.
+# Zip archives, whose directory at the end shows that they are complete.
 _OF_A_RANK = ("rng_state*.pth", "gradient_residuals*.pth")
 _ARCHIVES = ("optimizer.pt", "scheduler.pt", "scaler.pt", "pytorch_model*.bin", *_OF_A_RANK)
 _PARTS = ("*.safetensors", "*.index.json", *_ARCHIVES)
 
 
 def newest_complete(folder: str) -> str | None:
-    """Give the newest checkpoint of a Trainer that is whole; the same on all ranks, which all call it.
+    """Returns the newest complete checkpoint of a Trainer, the same on all ranks. Collective.
 
     Args:
         folder: The Trainer's output_dir.
 
     Returns:
-        The checkpoint's folder; None if there are no checkpoints.
+        The checkpoint's folder, or None if there are no checkpoints.
 
     Raises:
-        ValueError: There are some, and none is whole on all ranks.
+        ValueError: There are checkpoints, but none is complete on all ranks.
     """
 
     def damages() -> dict[int, str | None]:
@@ -45,49 +45,49 @@ def newest_complete(folder: str) -> str | None:
         what = next((found for own in told if (found := own.get(step, "it is missing on a rank"))), None)
         if what is None:
             for one in seen:
-                _log.warning("[smdp] passed over, because it was not written to its end: %s", one)
+                _log.warning("[smdp] skipping a checkpoint, because it is incomplete: %s", one)
             return str(path)
         seen.append(f"{path.name}: {what}")
     if not seen:
         return None
     raise ValueError(
-        f"[smdp] no checkpoint in {folder} was written to its end: {'; '.join(seen)}. Begin anew, without"
-        " resume_from_checkpoint, or from an earlier copy of one."
+        f"[smdp] no checkpoint in {folder} is complete: {'; '.join(seen)}. Start again without"
+        " resume_from_checkpoint, or resume from an earlier copy."
     )
 
 
 def check_complete(checkpoint: str) -> None:
-    """Refuse a checkpoint that is half written; what is no folder is left to the Trainer.
+    """Checks that a checkpoint is complete. The Trainer handles a path that is not a folder.
 
     Raises:
-        ValueError: One of its files is missing or cut off.
+        ValueError: A file is missing or truncated.
     """
     what = damage(Path(checkpoint)) if Path(checkpoint).is_dir() else None
     if what is not None:
         raise ValueError(
-            f"[smdp] the checkpoint {checkpoint} was not written to its end: {what}. Give another one;"
-            " resume_from_checkpoint=True takes the newest that is whole."
+            f"[smdp] the checkpoint {checkpoint} is incomplete: {what}. Pass a different one, or"
+            " resume_from_checkpoint=True for the newest complete checkpoint."
         )
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Say which of the Trainer's files in a checkpoint is missing or cut off; None: it is whole."""
-    state = checkpoint / TRAINER_STATE_NAME  # which the Trainer writes last
+    """Returns which of the Trainer's files in a checkpoint is missing or truncated, or None."""
+    state = checkpoint / TRAINER_STATE_NAME  # the Trainer writes this file last
     if not state.exists():
         return f"{state.name} is missing"
     if _json(state) is None:
-        return f"{state.name} is cut off"
+        return f"{state.name} is truncated"
     for path in sorted(path for pattern in _PARTS for path in checkpoint.glob(pattern)):
         if path.name.endswith(".index.json"):
             index = _json(path)
             if index is None:
-                return f"{path.name} is cut off"
+                return f"{path.name} is truncated"
             for name in sorted(set(index.get("weight_map", {}).values())):
                 if not (checkpoint / name).exists():
                     return f"{name} is missing"
         elif not (_is_whole(path) if path.suffix == ".safetensors" else zipfile.is_zipfile(path)):
-            return f"{path.name} is cut off"
-    split = checkpoint / "model_parallel"  # by ModelParallel
+            return f"{path.name} is truncated"
+    split = checkpoint / "model_parallel"  # written by ModelParallel
     is_cut = split.is_dir() and not (split / ".metadata").exists()
     return f"{split.name}/.metadata is missing" if is_cut else None
 
@@ -101,7 +101,7 @@ def _json(path: Path) -> dict[str, dict[str, str]] | None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Compare the length of a file of safetensors with what its beginning tells."""
+    """Returns whether a safetensors file has the length that its header states."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         try:

@@ -1,4 +1,4 @@
-"""Whether all ranks were given the same plugins: groups and steps that only some of them make would wait."""
+"""Checks that all ranks have the same plugins, because ranks with different plugins would hang."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from smdp.transformers.plugin import Plugin
 
 
 def check_same_plugins(plugins: Sequence[Plugin]) -> None:
-    """Compare this rank's plugins with those of the others; all ranks call it.
+    """Compares the plugins of all ranks. Collective.
 
     Raises:
-        smdp.MismatchError: On all ranks: some have others than rank 0.
+        smdp.MismatchError: The plugins of some rank differ from those of rank 0. All ranks raise it.
     """
     told: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(told, [plugin.described() for plugin in plugins])
@@ -22,6 +22,6 @@ def check_same_plugins(plugins: Sequence[Plugin]) -> None:
         if theirs != told[0]:
             raise smdp.MismatchError(
                 f"[smdp] plugins differ between ranks: [{', '.join(theirs)}] on rank {rank} of {len(told)},"
-                f" but [{', '.join(told[0])}] on rank 0. Give all ranks the same plugins with the same"
-                " arguments."
+                f" but [{', '.join(told[0])}] on rank 0. Pass the same plugins with the same arguments on all"
+                " ranks."
             )

@@ -1,4 +1,4 @@
-"""Trainers that take plugins."""
+"""Trainers with plugins."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from smdp.transformers.same_plugins import check_same_plugins
 
 
 def with_plugins(trainer_class: type[transformers.Trainer]) -> type[transformers.Trainer]:
-    """Give a subclass of a Trainer class that takes `plugins=[...]`.
+    """Returns a subclass of a Trainer class with the additional argument `plugins=[...]`.
 
     Args:
         trainer_class: transformers.Trainer or any subclass of it.
 
     Raises:
-        TypeError: It is not one.
+        TypeError: `trainer_class` is not such a class.
     """
     if not (isinstance(trainer_class, type) and issubclass(trainer_class, transformers.Trainer)):
         raise TypeError(
-            f"[smdp] with_plugins() takes a subclass of transformers.Trainer, got {trainer_class!r}."
+            f"[smdp] with_plugins() needs a subclass of transformers.Trainer, but got {trainer_class!r}."
         )
     if issubclass(trainer_class, _WithPlugins):
         return trainer_class
@@ -45,7 +45,7 @@ def with_plugins(trainer_class: type[transformers.Trainer]) -> type[transformers
 
 
 class _WithPlugins:
-    """Goes before a Trainer class: hands its steps through the plugins."""
+    """Mixin before a Trainer class that passes its steps through the plugins."""
 
     def __init__(self, *args: Any, plugins: Iterable[Plugin] | None = (), **kwargs: Any) -> None:
         self.plugins = _checked(plugins)
@@ -55,7 +55,7 @@ class _WithPlugins:
         super().__init__(*args, **kwargs)
         trainer: Any = self
         callbacks = trainer.callback_handler.callbacks
-        # Who places the model takes means over its parts; a function for the loss gets the number itself.
+        # A plugin that places the model averages over its parts, and a loss function gets the number itself.
         self._is_loss_known = (
             not self.plugins
             or any(plugin.places_model for plugin in self.plugins)
@@ -68,7 +68,7 @@ class _WithPlugins:
             trainer.add_callback(PreemptionCallback())
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As the Trainer's; then plugins wrap what Accelerate would."""
+        """Creates the Trainer's Accelerator and lets plugins change it."""
         trainer: Any = self
         if trainer.args.world_size > 1 and torch.distributed.is_initialized():
             check_same_plugins(self.plugins)
@@ -81,16 +81,16 @@ class _WithPlugins:
             plugin.change_accelerator(trainer)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        # A model without memory cannot be moved; where it will lie, the plugin knows.
+        # A model on the meta device cannot be moved. The plugin places it later.
         is_meta = any(parameter.is_meta for parameter in model.parameters())
         if not (is_meta and any(plugin.places_model for plugin in self.plugins)):
             super()._move_model_to_device(model, device)  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's; True means the newest checkpoint that was written to its end.
+        """Trains like the Trainer. `resume_from_checkpoint=True` selects the newest complete checkpoint.
 
         Raises:
-            ValueError: None of those that are there was, or the given one was not.
+            ValueError: The given checkpoint is incomplete, or all checkpoints are.
         """
         trainer: Any = self
         if resume_from_checkpoint is True:
@@ -102,27 +102,27 @@ class _WithPlugins:
             return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         except BaseException:
             if self._is_sparing:
-                give_back(is_failing=True)  # no callback hears of it
+                give_back(is_failing=True)  # callbacks are not called after an error
             raise
 
     def _unwrap_after_evaluation(self) -> None:
-        # Accelerate takes a model that has been prepared to be evaluated for one that is ready to be trained,
-        # and wraps it no more: each rank would train by itself.
+        # Accelerate does not wrap a model for training if it has prepared it for evaluation, so each rank
+        # would train alone.
         trainer: Any = self
         if self._is_wrapped_for_evaluation:
             self._is_wrapped_for_evaluation = False
             trainer.model_wrapped = trainer.model
-            # Takes autocast off the model's forward.
+            # This removes autocast from the model's forward.
             trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False, keep_torch_compile=False)
             vars(trainer.model).pop("_is_accelerate_prepared", None)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """As the Trainer's."""
+        """Returns the Trainer's loader, whose workers survive a launcher's SIGTERM."""
         self._train_loader = super().get_train_dataloader()  # type: ignore[misc]
         return self._spared(self._train_loader)
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
-        """As the Trainer's."""
+        """Returns the Trainer's loader, whose workers survive a launcher's SIGTERM."""
         return self._spared(super().get_eval_dataloader(*args, **kwargs))  # type: ignore[misc]
 
     def _spared(self, loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -135,7 +135,7 @@ class _WithPlugins:
             plugin.place_model(self, loader)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """As the Trainer's, and then the plugins', once, also for one that the user gave."""
+        """Creates the Trainer's optimizer, or takes the user's, and lets each plugin change it once."""
         trainer: Any = self
         self._place_model(self._train_loader)
         make = functools.partial(super().create_optimizer, *args, **kwargs)  # type: ignore[misc]
@@ -146,14 +146,14 @@ class _WithPlugins:
         return trainer.optimizer
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """As the Trainer's, within the plugins'."""
+        """Runs the Trainer's step through the plugins."""
         run = super().training_step  # type: ignore[misc]
         for plugin in self.plugins:
             run = functools.partial(plugin.run_step, self, run)
         return run(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, which learns here whether the model divides its loss by the number of items."""
+        """Computes the Trainer's loss. The first call learns whether the model divides by the item count."""
         compute = functools.partial(super().compute_loss, model, inputs, *args, **kwargs)  # type: ignore[misc]
         if self._is_loss_known or kwargs.get("num_items_in_batch") is None:
             return compute()
@@ -162,7 +162,7 @@ class _WithPlugins:
         def learn(divides: bool) -> None:
             trainer.model_accepts_loss_kwargs = divides
 
-        # To keep the compiler's wrapper would mean to take torch's out of it.
+        # Keeping the compiler's wrapper would unwrap the model inside it.
         inner = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
         with watched(model, inner, learn):
             loss = compute()
@@ -170,15 +170,15 @@ class _WithPlugins:
         return loss
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, with the model where plugins put it."""
+        """Evaluates like the Trainer, after plugins have placed the model."""
         self._place_model(dataloader)
-        with uncounted():  # what plugins report is training's
+        with uncounted():  # plugins report only the waiting times of training
             return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
     ) -> Any:
-        """As the Trainer's, within the plugins'."""
+        """Runs the Trainer's prediction step through the plugins."""
         predict = super().prediction_step  # type: ignore[misc]
 
         def run(model: nn.Module, inputs: Any, loss_only: bool) -> Any:
@@ -237,11 +237,11 @@ class _WithPlugins:
     ) -> tuple[int, int]:
         begin = super()._init_training_state  # type: ignore[misc]
         trained, steps = begin(max_steps, steps_per_epoch, epochs, *args)
-        # So that _run_epoch() is called also where no epoch is left.
+        # This makes the Trainer call _run_epoch() even if no epoch is left.
         return min(trained, max(epochs - 1, 0)), steps
 
     def _run_epoch(self, **options: Any) -> None:
-        """As the Trainer's; first comes the evaluation that a checkpoint was written in place of."""
+        """Runs the Trainer's epoch, after the evaluation that a preemption checkpoint has postponed."""
         trainer: Any = self
         run = super()._run_epoch  # type: ignore[misc]
         if options["resume_from_checkpoint"] is None or options["epoch"] != options["epochs_trained"]:
@@ -250,12 +250,12 @@ class _WithPlugins:
         with tempfile.TemporaryDirectory() as after_evaluation:
             if owes_evaluation(trainer.args, trainer.state):
                 self._make_up_evaluation(**options)
-                # All that the Trainer still reads of a checkpoint is the random state.
+                # From here on the Trainer reads only the random state of the checkpoint.
                 trainer._save_rng_state(after_evaluation)
                 options["resume_from_checkpoint"] = after_evaluation
             if trainer.state.global_step >= trainer.state.max_steps:
                 trainer.control.should_training_stop = True
-            if not trainer.control.should_training_stop:  # the Trainer asks only after a step
+            if not trainer.control.should_training_stop:  # the Trainer checks this only after a step
                 run(**options)
 
     def _make_up_evaluation(
@@ -273,13 +273,13 @@ class _WithPlugins:
         return math.prod(plugin.ranks_per_batch for plugin in self.plugins)
 
     def get_tp_size(self) -> int:
-        """Give how many ranks read the same batch, which is what the Trainer counts by it."""
+        """Returns the number of ranks that read the same batch, which the Trainer uses to count batches."""
         size: int = super().get_tp_size()  # type: ignore[misc]
         return size * self._ranks_per_batch
 
     def _get_num_items_in_batch(self, *args: Any) -> Any:
         items = super()._get_num_items_in_batch(*args)  # type: ignore[misc]
-        # What such a plugin lets the Accelerator gather has each batch once, so the Trainer divides in vain.
+        # With such a plugin the Accelerator gathers each batch once, so the Trainer's division is undone.
         return items * self._ranks_per_batch if isinstance(items, torch.Tensor) else items
 
     @property
@@ -288,7 +288,7 @@ class _WithPlugins:
         return bool(trainer.args.parallel_mode == ParallelMode.SAGEMAKER_DATA_PARALLEL)
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's, which on its path for SMDDP logs each rank's own loss."""
+        """Makes the Trainer log the mean loss of all ranks, also on its path for SMDDP."""
         trainer: Any = self
         is_logged = trainer.control.should_log and trainer.state.global_step > trainer._globalstep_last_logged
         if self.plugins and self._is_on_path_for_smddp and is_logged:
@@ -296,12 +296,12 @@ class _WithPlugins:
         super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)  # type: ignore[misc]
 
     def floating_point_ops(self, inputs: Any) -> float:
-        """As the Trainer's, of which it adds up those of all ranks."""
+        """Returns the floating-point operations per rank, because the Trainer sums them over all ranks."""
         count: float = super().floating_point_ops(inputs)  # type: ignore[misc]
         return count / self._ranks_per_batch
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's, with what plugins report beside the loss of training."""
+        """Adds the numbers of the plugins to the Trainer's log of the training loss."""
         if "loss" in logs:
             for plugin in self.plugins:
                 logs.update(plugin.report())
@@ -327,22 +327,23 @@ def _checked(plugins: Any) -> list[Plugin]:
         if not isinstance(plugin, Plugin):
             what = f"the class {plugin.__name__}" if isinstance(plugin, type) else repr(plugin)
             raise TypeError(
-                f"[smdp] plugins has {what}; every entry must be a smdp.transformers.Plugin, e.g."
+                f"[smdp] plugins contains {what}; every entry must be a smdp.transformers.Plugin, for example"
                 " DataParallel()."
             )
     for one, other in itertools.permutations(known, 2):
         reason = one.conflict(other)
         if reason is not None:
             raise ValueError(
-                f"[smdp] plugins {type(one).__name__} and {type(other).__name__} contradict: {reason}."
+                f"[smdp] the plugins {type(one).__name__} and {type(other).__name__} cannot be used together:"
+                f" {reason}."
             )
-    # Whatever their order in the list: the others get whole batches, not the parts of one.
+    # A plugin that places the model comes first, so that the others get whole batches, not microbatches.
     return sorted(known, key=lambda plugin: not plugin.places_model)
 
 
 class Trainer(_WithPlugins, transformers.Trainer):
-    """transformers.Trainer, with `plugins=[...]`."""
+    """transformers.Trainer with the additional argument `plugins=[...]`."""
 
 
 class Seq2SeqTrainer(_WithPlugins, transformers.Seq2SeqTrainer):
-    """transformers.Seq2SeqTrainer, with `plugins=[...]`."""
+    """transformers.Seq2SeqTrainer with the additional argument `plugins=[...]`."""

@@ -1,4 +1,4 @@
-"""transformers.TrainingArguments that take the backend "smdp"."""
+"""transformers.TrainingArguments with the backend "smdp"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _metadata() -> dict[str, Any]:
     fields = {one.name: one for one in dataclasses.fields(transformers.TrainingArguments)}
     metadata = dict(fields["ddp_backend"].metadata)
     metadata["choices"] = ["smdp", *metadata.get("choices", ())]
-    metadata["help"] = "The backend of torch.distributed; smdp by default where there is no GPU."
+    metadata["help"] = "The backend of torch.distributed. The default is smdp on machines without a GPU."
     return metadata
 
 
@@ -26,7 +26,8 @@ def _prepare(args: Any) -> None:
     allowed = _metadata()["choices"]
     if args.ddp_backend is not None and args.ddp_backend not in allowed:
         raise ValueError(f"[smdp] ddp_backend is {args.ddp_backend!r}; allowed: {', '.join(allowed)}.")
-    # Accelerate itself reads torchrun's, and on CPUs some of MPI's: else each rank would train alone.
+    # Accelerate reads only torchrun's variables, and on CPUs some of MPI's. Without this, each rank under any
+    # other launcher would train alone.
     is_alone = not set_torch_variables()
     has_device = torch.accelerator.is_available()
     uses_cpu = args.use_cpu or not has_device
@@ -36,20 +37,20 @@ def _prepare(args: Any) -> None:
         smdp.accelerate.install()
     elif uses_cpu and args.ddp_backend == "nccl":
         raise ValueError(
-            "[smdp] ddp_backend is 'nccl', which needs GPUs, and there is none to use. Leave it out, or give"
+            "[smdp] ddp_backend is 'nccl', which needs GPUs, but there is no GPU to use. Remove it, or pass"
             ' "smdp" or "gloo".'
         )
     elif uses_cpu and is_alone and not torch.distributed.is_initialized():
-        args.ddp_backend = None  # Accelerate would look for a group that nobody makes
-    # Without a GPU transformers and Accelerate train each rank alone, unless they are told to use none.
+        args.ddp_backend = None  # else Accelerate would look for a group that does not exist
+    # Without a GPU, transformers and Accelerate train each rank alone unless use_cpu is set.
     args.use_cpu = uses_cpu
 
 
 @dataclass
 class TrainingArguments(transformers.TrainingArguments):
-    """transformers.TrainingArguments with one more `ddp_backend`: "smdp".
+    """transformers.TrainingArguments with the additional `ddp_backend` "smdp".
 
-    It is the default on machines without a GPU, where transformers would take gloo.
+    On machines without a GPU it is the default, in place of gloo.
     """
 
     ddp_backend: str | None = field(default=None, metadata=_metadata())
@@ -62,7 +63,7 @@ class TrainingArguments(transformers.TrainingArguments):
 
 @dataclass
 class Seq2SeqTrainingArguments(transformers.Seq2SeqTrainingArguments):
-    """transformers.Seq2SeqTrainingArguments, likewise."""
+    """transformers.Seq2SeqTrainingArguments with the additional `ddp_backend` "smdp"."""
 
     ddp_backend: str | None = field(default=None, metadata=_metadata())
 

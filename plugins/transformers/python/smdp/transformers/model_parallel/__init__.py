@@ -1,3 +1,3 @@
-"""Trainers whose model lies in stages on several ranks."""
+"""Model parallel training with the Trainer."""
 
 from smdp.transformers.model_parallel.model_parallel import ModelParallel as ModelParallel

@@ -1,4 +1,4 @@
-"""What the Accelerator does for a Trainer, done for a model in stages whose ranks share their batches."""
+"""Adapts the Trainer's Accelerator to a pipelined model, whose ranks share batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from smdp.torch import GradScaler, PipelinedModule, clip_grad_norm_
 
 
 def share_batches(trainer: Trainer, stages: int) -> None:
-    """Let the ranks of a pipeline read the same batches, and gather from one rank of each.
+    """Makes the ranks of a pipeline read the same batches, and gathers from one rank of each pipeline.
 
     Args:
-        trainer: Its Accelerator has just been made.
-        stages: Ranks per pipeline.
+        trainer: The Trainer, whose Accelerator has just been created.
+        stages: The number of ranks per pipeline.
     """
     accelerator = trainer.accelerator
     placement = Placement.of_world(accelerator.num_processes, pipeline=stages)
@@ -37,7 +37,7 @@ def share_batches(trainer: Trainer, stages: int) -> None:
             return prepare(loader, *args, **kwargs)
         seed_worker = loader.worker_init_fn
         if "rank" in getattr(seed_worker, "keywords", {}):
-            # Else the random transforms of two stages would differ.
+            # With different seeds, the random transforms of two stages would differ.
             seed_worker.keywords["rank"] = replica
         prepared = prepare_data_loader(
             loader,
@@ -73,9 +73,9 @@ def share_batches(trainer: Trainer, stages: int) -> None:
 
 
 def take_over(trainer: Trainer, pipe: PipelinedModule) -> None:
-    """Let what the Trainer asks of the Accelerator reach a model in stages."""
+    """Directs the Accelerator's methods to the pipelined model."""
     accelerator = trainer.accelerator
-    # Those of the class: there may have been another pipe before.
+    # The methods of the class, because those of the object may belong to an earlier pipelined model.
     plain = type(accelerator)
 
     def prepare_model(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -87,7 +87,7 @@ def take_over(trainer: Trainer, pipe: PipelinedModule) -> None:
 
     def clip(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Tensor:
         accelerator.unscale_gradients()
-        # A rank may train nothing.
+        # A rank may have no trained parameters.
         return clip_grad_norm_(list(parameters) or pipe, max_norm, norm_type)
 
     accelerator.prepare_model = prepare_model
@@ -101,7 +101,7 @@ def take_over(trainer: Trainer, pipe: PipelinedModule) -> None:
 
 
 def _in_mixed_precision(accelerator: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let autocast see the model only: losses are computed outside of it, of outputs in fp32."""
+    """Limits autocast to the model. Losses are computed outside it from outputs in fp32."""
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ def _in_mixed_precision(accelerator: Any, forward: Callable[..., Any]) -> Callab
 
 
 def _group_of_replicas(placement: Placement) -> Any:
-    """Make a group for each stage; this rank is in one of them."""
+    """Creates a group of the replicas of each stage, and returns this rank's group."""
     groups = {ranks: dist.new_group(list(ranks)) for ranks in placement.groups("rdp")}
     return next(group for ranks, group in groups.items() if dist.get_rank() in ranks)
 

@@ -1,4 +1,4 @@
-"""Training arguments that a model in stages cannot follow: refused by name, none is passed over."""
+"""Checks for training arguments that a pipelined model does not support."""
 
 from __future__ import annotations
 
@@ -23,89 +23,95 @@ _FUSED_WITH_BACKWARD = (
 
 
 def check_arguments(args: TrainingArguments, stages: int) -> None:
-    """Refuse what cannot be.
+    """Refuses training arguments that a pipelined model does not support.
 
     Raises:
-        ValueError: With each argument that contradicts, and what to do.
+        ValueError: An argument is not supported. The message names all of them, with the reason and the fix.
     """
     world = args.world_size
     if world % stages != 0:
         raise ValueError(
-            f"[smdp] ModelParallel(stages={stages}) in a job of {counted(world, 'process')}; allowed: a"
-            f" multiple of {counted(stages, 'process')}, for example `smdp run -n {stages} train.py`, or"
-            " stages = " + ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
+            f"[smdp] ModelParallel(stages={stages}) does not fit a job of {counted(world, 'process')}. Start"
+            f" a multiple of {counted(stages, 'process')}, for example `smdp run -n {stages} train.py`, or"
+            " use stages = " + ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
         )
     refused = [f"{name}: {reason}" for name, is_set, reason in _contradictions(args) if is_set]
     if refused:
-        raise ValueError("[smdp] ModelParallel contradicts these training arguments. " + " ".join(refused))
+        raise ValueError(
+            "[smdp] ModelParallel does not support these training arguments. " + " ".join(refused)
+        )
 
 
 def check_batch(args: TrainingArguments, microbatches: int) -> None:
-    """Refuse a batch that cannot be cut.
+    """Checks that a batch can be divided into microbatches.
 
     Raises:
-        ValueError: It is not divisible by the number of microbatches.
+        ValueError: The batch size is not divisible by the number of microbatches.
     """
     size = args.per_device_train_batch_size
     if size % microbatches != 0:
         best = max(count for count in range(1, microbatches + 1) if size % count == 0)
         raise ValueError(
-            f"[smdp] per_device_train_batch_size is {size}, which ModelParallel cannot cut into"
-            f" {counted(microbatches, 'microbatch')}; allowed: a multiple of {microbatches}, or"
-            f" microbatches={best}. It is the batch of a whole pipeline, not of one of its ranks."
+            f"[smdp] per_device_train_batch_size is {size}, which ModelParallel cannot divide into"
+            f" {counted(microbatches, 'microbatch')}. Use a multiple of {microbatches}, or"
+            f" microbatches={best}. It is the batch of a whole pipeline, not of one rank."
         )
 
 
 def _contradictions(args: Any) -> Iterator[tuple[str, bool, str]]:
     for other in ("deepspeed", "fsdp", "megatron_lm", "parallelism_config"):
         asked = asked_for(args, other)
-        yield asked or "", bool(asked), "it divides the model itself; leave it or the plugin out."
+        yield asked or "", bool(asked), "it divides the model itself. Remove it or the plugin."
     yield (
         "predict_with_generate",
         getattr(args, "predict_with_generate", False),
-        "no rank has the whole model to generate with; save it, and generate in one process.",
+        "no rank has the whole model to generate with. Save the model, and generate in one process.",
     )
     yield (
         "auto_find_batch_size",
         args.auto_find_batch_size,
-        "stages keep what they have agreed on; set per_device_train_batch_size.",
+        "the batch size of a pipeline cannot change. Set per_device_train_batch_size.",
     )
     yield (
         "train_sampling_strategy='batch_rebalance'",
         args.train_sampling_strategy == "batch_rebalance",
-        "it deals rows out to ranks, not to pipelines; use 'group_by_length'.",
+        "it distributes rows to ranks, not to pipelines. Use 'group_by_length'.",
     )
     for name in ("fp16_full_eval", "bf16_full_eval"):
-        yield name, getattr(args, name), "parameters in stages keep their dtype; use bf16=True or fp16=True."
+        yield (
+            name,
+            getattr(args, name),
+            "parameters in stages keep their dtype. Use bf16=True or fp16=True.",
+        )
     yield (
         "eval_use_gather_object",
         args.eval_use_gather_object,
-        "it would count the rows of a pipeline once per rank; use tensors of one size.",
+        "it would count the rows of a pipeline once per rank. Use tensors of equal size.",
     )
     yield (
         "accelerator_config.dispatch_batches=True",
         args.accelerator_config.dispatch_batches is True,
-        "every rank of a pipeline reads its batches itself; leave it None.",
+        "every rank of a pipeline reads its batches itself. Use None.",
     )
     yield (
         "neftune_noise_alpha",
         args.neftune_noise_alpha is not None,
-        "its noise comes between modules, where ranks know shapes only; leave it out.",
+        "its noise is added between modules, where ranks know only shapes. Remove it.",
     )
     yield (
         "use_liger_kernel",
         args.use_liger_kernel,
-        "its fused losses come between modules, where ranks know shapes only; leave it out.",
+        "its fused losses are computed between modules, where ranks know only shapes. Remove it.",
     )
     yield (
         "debug='underflow_overflow'",
         DebugOption.UNDERFLOW_OVERFLOW in args.debug,
-        "it looks at all parameters on every rank; look for the overflow in one process.",
+        "it checks all parameters on every rank. Look for the overflow in one process.",
     )
     yield (
         "save_on_each_node",
         args.save_on_each_node,
-        "each stage writes its own part into one folder, which all machines must see.",
+        "each stage writes its own part into one folder, which all machines must be able to access.",
     )
     yield (
         f"torch_compile_backend={args.torch_compile_backend!r}",
@@ -120,5 +126,5 @@ def _contradictions(args: Any) -> Iterator[tuple[str, bool, str]]:
     yield (
         f"optim={str(getattr(args.optim, 'value', args.optim))!r}",
         args.optim in _FUSED_WITH_BACKWARD,
-        "it steps within backward, before the gradients of all microbatches are there.",
+        "it steps in backward, before the gradients of all microbatches are complete.",
     )

@@ -1,10 +1,10 @@
-"""The files of a Trainer's checkpoint, for a model in stages: weights as usual, the rest by names.
+"""The files of a Trainer's checkpoint for a pipelined model.
 
 checkpoint-100/
-config.json, model-00001-of-00002.safetensors, ...   what from_pretrained() reads
-model_parallel/                                      the optimizer, in the format of torch's DCP
-stages.json                                        who saved it
-scheduler.pt, rng_state_0.pth, trainer_state.json    as usual
+    config.json, model-00001-of-00002.safetensors, ...   the files that from_pretrained() reads
+    model_parallel/                                      the optimizer, in the format of torch's DCP
+        stages.json                                      the numbers of stages and replicas
+    scheduler.pt, rng_state_0.pth, trainer_state.json    as usual
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.
 
 
 def save_model(trainer: Trainer, pipe: PipelinedModule, save: Callable[..., None], folder: str) -> None:
-    """Write the weights of all stages, and beside them what the Trainer does."""
+    """Writes the weights of all stages and the other files that the Trainer writes."""
     if getattr(trainer.model, "peft_config", None):
         save(state_dict=_gathered_adapters(pipe))
         return
@@ -50,18 +50,18 @@ def save_model(trainer: Trainer, pipe: PipelinedModule, save: Callable[..., None
 
 
 def load_model(trainer: Trainer, pipe: PipelinedModule, load: Callable[[], None], folder: str) -> None:
-    """Read this rank's weights; `load()` reads files of other kinds."""
+    """Reads this rank's weights. `load()` reads formats other than safetensors."""
     if not getattr(trainer.model, "peft_config", None) and checkpoint.has_safetensors(folder):
         checkpoint.load_safetensors(folder, pipe)
         return
     with warnings.catch_warnings():
-        # Those of other stages, which the Trainer reads as well.
+        # The Trainer also reads the weights of other stages, which are meta tensors here.
         warnings.filterwarnings("ignore", ".*copying from a non-meta parameter in the checkpoint to a meta")
         load()
 
 
 def save_state(trainer: Trainer, pipe: PipelinedModule, folder: str) -> None:
-    """Write the optimizer's state by name, and the schedule of the learning rate."""
+    """Writes the optimizer's state by parameter name, and the learning rate schedule."""
     place = Path(folder, _FOLDER)
 
     def prepare() -> None:
@@ -77,10 +77,10 @@ def save_state(trainer: Trainer, pipe: PipelinedModule, folder: str) -> None:
 
 
 def load_state(trainer: Trainer, pipe: PipelinedModule, folder: str) -> None:
-    """Read what save_state() wrote, by any number of stages.
+    """Reads the files of save_state(), written with any number of stages.
 
     Raises:
-        ValueError: The optimizer's state is that of a run without stages.
+        ValueError: The optimizer's state comes from a run without stages.
     """
     place, schedule = Path(folder, _FOLDER), Path(folder, "scheduler.pt")
     if place.is_dir():
@@ -88,16 +88,16 @@ def load_state(trainer: Trainer, pipe: PipelinedModule, folder: str) -> None:
         trainer.lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))
     elif Path(folder, "optimizer.pt").exists():
         raise ValueError(
-            f"[smdp] {folder} was saved without ModelParallel: its optimizer.pt tells no names of parameters,"
-            " so it cannot be divided into stages. Go on without the plugin, or begin with its weights:"
+            f"[smdp] {folder} was saved without ModelParallel. Its optimizer.pt has no parameter names, so it"
+            " cannot be divided into stages. Continue without the plugin, or start from its weights with"
             f" from_pretrained({folder!r})."
         )
 
 
 def load_random_state(pipe: PipelinedModule, load: Callable[[str], None], folder: str) -> None:
-    """Set random generators as on the first rank of this replica, whatever the number of stages was.
+    """Restores the random state of the first rank of this replica, whatever the number of stages was.
 
-    The ranks of a pipeline draw alike: each reads the batches itself.
+    All ranks of a pipeline must draw the same numbers, because each reads the batches itself.
     """
     written = Path(folder, _FOLDER, _STAGES)
     stages = json.loads(written.read_text(encoding="utf-8"))["stages"] if written.exists() else 1
@@ -112,7 +112,7 @@ def load_random_state(pipe: PipelinedModule, load: Callable[[str], None], folder
 
 
 def _gathered_adapters(pipe: PipelinedModule) -> dict[str, Tensor]:
-    """Give what is trained, on rank 0: adapters are small, however large the model is."""
+    """Returns all trained weights on rank 0, which has room for them because adapters are small."""
     own = {
         name: entry.value.detach().cpu()
         for name, entry in pipe.entries().items()

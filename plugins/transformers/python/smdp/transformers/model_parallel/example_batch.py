@@ -1,4 +1,4 @@
-"""A batch to measure the model by, taken so that training finds everything as it would have been."""
+"""Takes a batch to measure the model with, without a change to the state of training."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from smdp.torch.plugin_support import KeptState
 
 
 def example_batch(trainer: Trainer, loader: DataLoader[Any], size: int) -> dict[str, Any] | None:
-    """Give the first rows of a data set as a batch; the same on all ranks.
+    """Returns the first rows of a data set as a batch, the same on all ranks.
 
     Args:
-        trainer: Whose batch it will be.
-        loader: Of the data set.
-        size: Rows; those of a smaller data set are repeated.
+        trainer: The Trainer, which prepares the batch.
+        loader: A loader of the data set.
+        size: The number of rows. A smaller data set is repeated.
 
     Returns:
-        None for a stream of unknown kind, which may be one that can be read only once.
+        The batch, or None for a stream of an unknown class, which might be readable only once.
     """
     with kept_random_state():
         rows = _rows(loader.dataset, size)
@@ -38,7 +38,7 @@ def example_batch(trainer: Trainer, loader: DataLoader[Any], size: int) -> dict[
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Leave all random generators as they were."""
+    """Restores the states of all random generators at the end of the context."""
     own, numpy = random.getstate(), np.random.get_state()
     try:
         with KeptState():
@@ -51,7 +51,7 @@ def kept_random_state() -> Iterator[None]:
 def _rows(data: Any, size: int) -> list[Any]:
     if isinstance(data, Stream):
         data = data.dataset if isinstance(data, IterableDatasetShard) else data
-        # Those of Hugging Face's datasets begin anew for each who reads them.
+        # Streams of Hugging Face's datasets start again for each reader.
         if type(data).__module__.partition(".")[0] != "datasets":
             return []
         return list(itertools.islice(iter(data), size))

@@ -1,4 +1,4 @@
-"""Training of a model whose stages lie on several ranks."""
+"""The plugin that splits a model into stages on several ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from smdp.transformers.model_parallel.step_times import StepTimes
 from smdp.transformers.plugin import Plugin, described_by
 from smdp.transformers.started_processes import check_started
 
-# Random generators that have gone apart stay apart: a batch now and then finds them.
+# Batches are compared now and then, which is enough because diverged random generators stay diverged.
 _COMPARED_EVERY = 16
 
 _TRAINER = Wording(
@@ -36,28 +36,31 @@ _TRAINER = Wording(
 
 
 class ModelParallel(Plugin):
-    """Splits the model over ranks, as `smdp.torch.pipeline` does; each keeps its own stages only.
+    """Splits the model over ranks with `smdp.torch.pipeline`. Each rank keeps only its own stages.
 
-    A job of k x `stages` processes holds k replicas of the pipeline, whose gradients are averaged.
-    `per_device_train_batch_size` is the batch of one replica. With one stage and one process it does nothing.
+    A job of k x `stages` processes has k replicas of the pipeline, whose gradients are averaged.
+    `per_device_train_batch_size` is the batch of one replica. With one stage and one process, the plugin has
+    no effect.
 
     Args:
-        stages: Ranks of one pipeline.
-        microbatches: Into how many a replica's batch is cut.
-        schedule: One that `smdp.pipeline.generate` knows.
-        virtual_stages: Per rank. Default: the schedule's usual number.
-        active_microbatches: Most in flight under "smp_interleaved". Default: stages + 2.
-        pins: Virtual stage of modules, by name; what is not named goes where the step is shortest.
-        memory_cap: Bytes per rank for parameters, gradients, Adam's state and activations; 0: none.
-        seed: Of dropout. Default: rank 0's `torch.initial_seed()` when the model is split.
-        example_inputs: A batch by which modules are measured. Default: the first rows of the training data;
-            of a stream that is not one of Hugging Face's datasets none is taken, and modules are weighed by
+        stages: The number of ranks of one pipeline.
+        microbatches: The number of microbatches into which a replica's batch is divided.
+        schedule: The name of a schedule of `smdp.pipeline.generate`.
+        virtual_stages: The number of virtual stages per rank. Default: the schedule's usual number.
+        active_microbatches: The most microbatches in flight under "smp_interleaved". Default: stages + 2.
+        pins: Virtual stages of modules, by module name. Other modules are placed where the step is shortest.
+        memory_cap: The limit in bytes per rank for parameters, gradients, Adam's state and activations; 0 for
+            no limit.
+        seed: The seed of dropout. Default: rank 0's `torch.initial_seed()` when the model is split.
+        example_inputs: A batch to measure the modules with. Default: the first rows of the training data. For
+            a stream that is not from Hugging Face's datasets there is no default, and modules are weighed by
             their parameters.
-        preemption: Once a rank got SIGTERM, all save a checkpoint after the same step and exit with code 75.
+        preemption: Whether to save a checkpoint on SIGTERM. When one rank receives the signal, all ranks save
+            after the same step and exit with code 75.
 
     Raises:
-        ValueError: An argument is wrong.
-        TypeError: An argument is of a wrong type.
+        ValueError: An argument is not valid.
+        TypeError: An argument has the wrong type.
     """
 
     places_model = True
@@ -76,7 +79,7 @@ class ModelParallel(Plugin):
         example_inputs: Any = None,
         preemption: bool = True,
     ) -> None:
-        # Raises on what is wrong.
+        # Raises if an argument is not valid.
         info = schedules.schedule_info(schedule)
         schedules.generate(
             schedule,
@@ -106,50 +109,50 @@ class ModelParallel(Plugin):
         self._times = StepTimes()
 
     def described(self) -> str:
-        """Give its arguments, but for the example."""
+        """Returns the plugin with its arguments except `example_inputs`."""
         return described_by(self, {**self._options, "pins": self._pins, "preemption": self.preemption})
 
     @property
     def pipe(self) -> PipelinedModule | None:
-        """The model in stages, with `split` and `timeline`; None before training or evaluation has begun."""
+        """The pipelined model, with `split` and `timeline`, or None before training or evaluation starts."""
         return self._pipe
 
     @property
     def ranks_per_batch(self) -> int:  # type: ignore[override]
-        """The stages of a pipeline work on one batch."""
+        """The number of stages, because the ranks of a pipeline work on one batch."""
         return self._stages
 
     def conflict(self, other: Plugin) -> str | None:
-        """Refuse a second of its kind, and what only gradients in fusion buffers can have."""
+        """Returns a reason for a second ModelParallel, or a DataParallel with options."""
         if isinstance(other, ModelParallel):
-            return "there are two ModelParallel; a model can be split only once"
+            return "there are two ModelParallel plugins, but a model can be split only once"
         if isinstance(other, DataParallel) and other.changed:
             return (
-                f"replicas of a pipeline average their gradients without {', '.join(other.changed)}; write"
-                " DataParallel()"
+                f"replicas of a pipeline do not support {', '.join(other.changed)} when they average their"
+                " gradients; pass DataParallel() without arguments"
             )
         return None
 
     def set_up(self, args: TrainingArguments) -> None:
-        """Check that the arguments can be followed.
+        """Checks that the training arguments are supported.
 
         Raises:
-            ValueError: They cannot.
+            ValueError: An argument is not supported.
         """
         check_started("ModelParallel", args)
         check_arguments(args, self._stages)
         self._is_alone = args.world_size == 1
 
     def change_accelerator(self, trainer: Trainer) -> None:
-        """Deal batches out to replicas instead of ranks."""
+        """Distributes batches over replicas instead of ranks."""
         if not self._is_alone:
             share_batches(trainer, self._stages)
 
     def place_model(self, trainer: Trainer, loader: DataLoader[Any] | None) -> None:
-        """Split the model, unless that has been done.
+        """Splits the model unless it is already split.
 
         Raises:
-            ValueError: It cannot be split so.
+            ValueError: The model cannot be split with these arguments.
         """
         if self._is_alone:
             return
@@ -176,11 +179,11 @@ class ModelParallel(Plugin):
             unread()
 
     def make_optimizer(self, trainer: Trainer, make: Callable[[], Optimizer]) -> Optimizer:
-        """Make the Trainer's of this rank's parameters; from the user's, take those of other ranks away.
+        """Creates the Trainer's optimizer for this rank's parameters, or removes others from the user's.
 
         Raises:
-            ValueError: The batch is not divisible by the number of microbatches; or the user's optimizer has
-                no parameter of the model.
+            ValueError: The batch size is not divisible by the number of microbatches, or the user's optimizer
+                has no parameter of the model.
         """
         if self._pipe is None:
             return make()
@@ -190,7 +193,7 @@ class ModelParallel(Plugin):
     def run_step(
         self, trainer: Trainer, run: Callable[..., Tensor], model: nn.Module, inputs: Any, items: Any
     ) -> Tensor:
-        """Run the Trainer's step for each microbatch, in the order of the schedule."""
+        """Runs the Trainer's step for each microbatch, in the order of the schedule."""
         if self._pipe is None:
             return run(model, inputs, items)
         self._compare(self._pipe, inputs)
@@ -201,21 +204,21 @@ class ModelParallel(Plugin):
     def predict_step(
         self, trainer: Trainer, run: Callable[..., Any], model: nn.Module, inputs: Any, loss_only: bool
     ) -> Any:
-        """Run the Trainer's prediction for each microbatch."""
+        """Runs the Trainer's prediction for each microbatch."""
         if self._pipe is None:
             return run(model, inputs, loss_only)
         self._compare(self._pipe, inputs)
         return steps.predict_step(trainer, self._pipe, run, inputs, loss_only)
 
     def save_model(self, trainer: Trainer, save: Callable[..., None], folder: str) -> None:
-        """Write what from_pretrained() reads, each stage its own part."""
+        """Writes the model in the format of from_pretrained(). Each stage writes its own part."""
         if self._pipe is None:
             save()
         else:
             checkpoint_files.save_model(trainer, self._pipe, save, folder)
 
     def load_model(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
-        """Read this rank's weights, now or when the model has been split."""
+        """Reads this rank's weights now, or after the model has been split."""
         if self._is_alone:
             load()
             return
@@ -230,21 +233,21 @@ class ModelParallel(Plugin):
             read()
 
     def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
-        """Write the optimizer's state under the names of parameters."""
+        """Writes the optimizer's state by parameter name."""
         if self._pipe is None:
             save()
         else:
             checkpoint_files.save_state(trainer, self._pipe, folder)
 
     def load_state(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
-        """Read it, for the stages that are here now."""
+        """Reads the optimizer's state for the stages of this rank."""
         if self._pipe is None:
             load()
         else:
             checkpoint_files.load_state(trainer, self._pipe, folder)
 
     def load_random_state(self, trainer: Trainer, load: Callable[[str], None], folder: str) -> None:
-        """Set the same on all ranks of a pipeline."""
+        """Restores the same random state on all ranks of a pipeline."""
         if self._pipe is None:
             load(folder)
         else:
@@ -256,6 +259,6 @@ class ModelParallel(Plugin):
         self._batches += 1
 
     def report(self) -> dict[str, float]:
-        """Give milliseconds per batch on this rank since the last call."""
+        """Returns milliseconds per batch on this rank since the last call."""
         times, self._times = self._times, StepTimes()
         return times.means()

@@ -1,4 +1,4 @@
-"""The Trainer's optimizer, or the user's, of the parameters that this rank holds."""
+"""Restricts the Trainer's or the user's optimizer to the parameters of this rank."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from smdp.torch import PipelinedModule
 
 
 def make_optimizer(trainer: Trainer, pipe: PipelinedModule, make: Callable[[], Optimizer]) -> Optimizer:
-    """Let the Trainer make one of this rank's parameters; from the user's, take those of other ranks away.
+    """Creates the Trainer's optimizer for this rank's parameters, or removes others from the user's.
 
-    Groups stay as they are, also where a rank has no parameter of one: schedules of the learning rate and
-    the log know them by their places.
+    All groups stay, even without parameters on this rank, because learning rate schedules and the log refer
+    to groups by position.
 
     Raises:
-        ValueError: The user's optimizer has no parameter of this rank.
+        ValueError: The user's optimizer has none of this rank's parameters.
     """
     is_users = trainer.optimizer is not None
     own = {id(parameter) for parameter in pipe.parameters()}
@@ -31,16 +31,16 @@ def make_optimizer(trainer: Trainer, pipe: PipelinedModule, make: Callable[[], O
     trains = any(parameter.requires_grad for parameter in pipe.parameters())
     if is_users and trains and not any(group["params"] for group in optimizer.param_groups):
         raise ValueError(
-            f"[smdp] optimizers=({type(optimizer).__name__}, ...) holds no parameter of this rank's stages:"
-            " it was made of another model, or of one without memory yet. Give optimizer_cls_and_kwargs"
-            " instead, and it is made when the model has been split."
+            f"[smdp] optimizers=({type(optimizer).__name__}, ...) has no parameter of this rank's stages."
+            " The optimizer was created for a different model, or before its parameters had memory. Pass"
+            " optimizer_cls_and_kwargs instead, which creates the optimizer after the model is split."
         )
     return optimizer
 
 
 @contextlib.contextmanager
 def _named_only(model: nn.Module, own: set[int]) -> Iterator[None]:
-    """Let a model name these parameters only; optimizers refuse those without memory."""
+    """Limits `model.named_parameters()` to these parameters, because optimizers refuse meta tensors."""
     named = model.named_parameters
 
     def named_parameters(*args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:

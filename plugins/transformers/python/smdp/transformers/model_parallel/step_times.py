@@ -1,4 +1,4 @@
-"""How long training steps take, and how long they wait for other ranks."""
+"""Measures how long training steps take and how long they wait for other ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from smdp.torch import PipelinedModule
 
 
 class StepTimes:
-    """Sums over steps, of this rank."""
+    """Sums the times of this rank's steps."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -14,7 +14,7 @@ class StepTimes:
         self._waited = 0
 
     def add(self, pipe: PipelinedModule) -> None:
-        """Counts the last step; a rank that had nothing to do in it has no times."""
+        """Adds the last step, unless this rank had nothing to do in it."""
         timeline = pipe.timeline
         if not timeline:
             return
@@ -23,7 +23,7 @@ class StepTimes:
         self._waited += sum(timed.waited for timed in timeline)
 
     def means(self) -> dict[str, float]:
-        """Give milliseconds per step, as the Trainer's log names them; nothing if there was none."""
+        """Returns milliseconds per step under their names in the log, or an empty dict without steps."""
         if not self._steps:
             return {}
         return {

@@ -1,4 +1,4 @@
-"""The Trainer's steps on microbatches: each runs what the Trainer would do with a whole batch."""
+"""Runs the Trainer's steps on microbatches. The Trainer's own code handles each microbatch as a batch."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from smdp.torch.plugin_support import batch_size, cut
 def train_step(
     trainer: Trainer, pipe: PipelinedModule, run: Callable[..., Tensor], inputs: Any, items: Any
 ) -> Tensor:
-    """Run forward and backward of a batch.
+    """Runs forward and backward of a batch.
 
     Args:
-        trainer: Whose step it is.
-        pipe: The model.
+        trainer: The Trainer.
+        pipe: The pipelined model.
         run: The Trainer's training_step().
         inputs: The batch, the same on all ranks of a pipeline.
-        items: How many items losses are divided by, or None.
+        items: The number of items by which losses are divided, or None.
 
     Returns:
-        The loss, as the Trainer gives it for the whole batch.
+        The loss that the Trainer would return for the whole batch.
     """
     parts = microbatches(pipe, inputs)
     share = _share(trainer, pipe, items, len(parts))
     scaler = trainer.accelerator.scaler
 
     def program(part: Any) -> None:
-        # It gives the loss that backward() was told of, which reaches all ranks as one mean.
+        # The step reports the loss that was passed to backward(), and all ranks get the mean.
         run(pipe, part, share)
 
     def scaled(loss: Tensor) -> Tensor:
@@ -51,7 +51,9 @@ def train_step(
 def predict_step(
     trainer: Trainer, pipe: PipelinedModule, run: Callable[..., Any], inputs: Any, loss_only: bool
 ) -> tuple[Tensor | None, Any, Any]:
-    """Run the forward of a batch; as train_step(), with the Trainer's prediction_step().
+    """Runs the forward of a batch with the Trainer's prediction_step().
+
+    The arguments are those of train_step(), and `loss_only` makes the Trainer return no logits and labels.
 
     Returns:
         Loss, logits and labels of the whole batch.
@@ -78,10 +80,10 @@ def predict_step(
 
 
 def microbatches(pipe: PipelinedModule, inputs: Any) -> list[Any]:
-    """Cut a batch into as many parts as the schedule has, or, a smaller last one, into fewer.
+    """Divides a batch into the schedule's number of microbatches, or a smaller last batch into fewer.
 
     Raises:
-        ValueError: The schedule takes no number of parts that divides the batch.
+        ValueError: The schedule supports no number of microbatches that divides the batch.
     """
     batch = dict(inputs)
     size = batch_size(batch)
@@ -90,17 +92,17 @@ def microbatches(pipe: PipelinedModule, inputs: Any) -> list[Any]:
         if size % count == 0 and (count == own.microbatches or _takes(own, count)):
             return cut(batch, count)
     raise ValueError(
-        f"[smdp] a batch of {counted(size, 'row')} cannot be cut for schedule {own.name!r} of"
-        f" {counted(own.microbatches, 'microbatch')}; allowed: a multiple of"
-        f" {counted(own.microbatches, 'row')}. dataloader_drop_last=True leaves out a smaller last batch."
+        f"[smdp] a batch of {counted(size, 'row')} cannot be divided for schedule {own.name!r} of"
+        f" {counted(own.microbatches, 'microbatch')}. Use a multiple of {counted(own.microbatches, 'row')}."
+        " To drop a smaller last batch, set dataloader_drop_last=True."
     )
 
 
 def _share(trainer: Trainer, pipe: PipelinedModule, items: Any, parts: int) -> Any:
-    """Give the number of items of a part, by which its loss is divided.
+    """Returns the number of items by which the loss of a microbatch is divided.
 
-    The loss of a batch is then the mean over its parts, also where a loss has been divided by nothing or by
-    something else; and the gradient the mean over replicas.
+    With it, the loss of a batch is the mean over its microbatches, even if the model divides its loss by
+    something else, and the gradient is the mean over replicas.
     """
     if items is None:
         return None
@@ -109,7 +111,7 @@ def _share(trainer: Trainer, pipe: PipelinedModule, items: Any, parts: int) -> A
 
 @contextlib.contextmanager
 def _in_training(pipe: PipelinedModule) -> Iterator[None]:
-    """Switch training mode once: the Trainer would walk through all modules for every part."""
+    """Sets training mode once, because the Trainer would visit all modules for every microbatch."""
     pipe.train()
     pipe.train = lambda mode=True: pipe  # type: ignore[method-assign]
     try:
@@ -120,7 +122,7 @@ def _in_training(pipe: PipelinedModule) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _counted(trainer: Trainer, share: Any) -> Iterator[None]:
-    """Let the Trainer neither count the items of a part, nor multiply its loss by the number of replicas."""
+    """Keeps the Trainer from counting a microbatch's items and multiplying its loss by the replicas."""
     trainer._get_num_items_in_batch = lambda *_: share
     trainer.get_tp_size = lambda: trainer.accelerator.num_processes
     try:
@@ -140,7 +142,7 @@ def _takes(own: schedules.Schedule, count: int) -> bool:
 
 
 def _joined(parts: Any) -> Any:
-    """Give the structure of the whole batch."""
+    """Returns the parts of the microbatches joined to the structure of the whole batch."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts) if first.dim() > 0 else torch.stack(parts).float().mean().to(first.dtype)
