@@ -8,7 +8,7 @@ import smdp
 
 
 class GradientNumbers:
-    """Means over the steps since the last report."""
+    """Computes means over the steps since the last report."""
 
     def __init__(self) -> None:
         self._last = _Counters.read()

@@ -120,7 +120,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             if is_on_cpu:
                 refuse_what_takes_gradients(module, _is_averaged_by_torch)
             if is_on_cpu and not any(parameter.requires_grad for parameter in module.parameters()):
-                # torch refuses such a module. An empty reducer fails on the other ranks instead of hanging.
+                # torch refuses such a module. Registering no parameters makes the other ranks fail, not hang.
                 GradientHooks(group.core, [], lambda: False, **options)
         self._hook_options = options if is_on_cpu else None
         super().__init__(*given.args[1:], **given.kwargs)

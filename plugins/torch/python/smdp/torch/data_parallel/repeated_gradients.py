@@ -39,7 +39,8 @@ class RepeatedGradients:
         if self.is_static:
             raise RuntimeError(
                 f"[smdp] parameter {name!r} received its gradient more often than in the first backward."
-                " With static_graph=True every backward must be alike."
+                " With static_graph=True every backward must be alike. If backwards differ, remove it and"
+                " call torch.utils.checkpoint with use_reentrant=False."
             )
         raise RuntimeError(
             f"[smdp] parameter {name!r} received its gradient twice in one backward. If the model uses"

@@ -21,7 +21,7 @@ from smdp.torch.process_group.work import seconds_of
 from smdp.torch.rendezvous.start import start
 
 _TWO_GROUPS = """\
-a group over smdp serves all devices, so the backend string {backends!r} is not possible. Make two groups:
+[smdp] a group over smdp serves all devices, so {backends!r} is not possible. Create two groups:
     dist.init_process_group("smdp")
     other = dist.new_group(backend={other!r})
 and pass the second one where you need it: dist.all_reduce(tensor, group=other)"""

@@ -134,8 +134,8 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            "monitored_barrier() is supported only by gloo. Call barrier(): if it times out, smdp's error"
-            " names the missing rank as well."
+            "[smdp] monitored_barrier() is supported only by gloo. Call barrier(): if it times out, smdp's"
+            " error also names the missing rank."
         )
 
     # Identity.
@@ -243,7 +243,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            "groups over smdp do not support split_group(). Use torch.distributed.new_group(ranks)."
+            "[smdp] groups over smdp do not support split_group(). Use torch.distributed.new_group(ranks)."
         )
 
     def merge_remote_group(self, *args: object, **kwargs: object) -> NoReturn:
@@ -253,7 +253,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            "groups over smdp cannot be merged. Create a new group with init_process_group()."
+            "[smdp] groups over smdp cannot be merged. Create a new group with init_process_group()."
         )
 
 

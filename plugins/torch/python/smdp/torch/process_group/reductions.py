@@ -163,7 +163,7 @@ class Reductions(Calls):
         input_tensors: list[list[Tensor]],
         opts: ReduceScatterOptions = _REDUCE_SCATTER,
     ) -> Work:
-        """Reduces a list of one tensor per rank and returns each rank its own. Sizes may differ."""
+        """Reduces a list of one tensor per rank, and gives each rank its own result. Sizes may differ."""
         output = single(output_tensors, "reduce_scatter")
         if len(input_tensors) != 1:
             raise ValueError(f"reduce_scatter takes one list of inputs, but got {len(input_tensors)}")
@@ -198,7 +198,7 @@ class Reductions(Calls):
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: ReduceScatterOptions | None = _REDUCE_SCATTER
     ) -> Work:
-        """Reduces a tensor of one equal part per rank and returns each rank its own part."""
+        """Reduces a tensor with one equal part per rank, and gives each rank its own part."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(

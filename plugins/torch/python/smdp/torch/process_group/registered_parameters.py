@@ -54,7 +54,7 @@ def check_gradient(registered: Registered, parameter: Parameter | Tensor, grad: 
     """Checks that a parameter is unchanged, and that its gradient has the same dtype and size.
 
     Raises:
-        RuntimeError: One of them differs.
+        RuntimeError: The parameter has changed, or its gradient differs.
     """
     check_unchanged(registered, parameter)
     name, dtype, numel = registered

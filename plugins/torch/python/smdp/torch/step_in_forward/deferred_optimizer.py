@@ -73,7 +73,8 @@ class DeferredOptimizer:
                 if key != "params" and (key not in group or group[key] is not value or _is_changed(value)):
                     raise RuntimeError(
                         f"[smdp] {type(self.optimizer).__name__} keeps {key!r} for a whole group of"
-                        " parameters. With StepInForward an optimizer must keep its state for each parameter."
+                        " parameters. StepInForward supports only optimizers that keep their state per"
+                        " parameter. Use such an optimizer, or remove StepInForward."
                     )
 
     def _note(self, closure: Callable[[], Any] | None) -> None:

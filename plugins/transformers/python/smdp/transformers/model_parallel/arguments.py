@@ -111,20 +111,20 @@ def _contradictions(args: Any) -> Iterator[tuple[str, bool, str]]:
     yield (
         "save_on_each_node",
         args.save_on_each_node,
-        "each stage writes its own part into one folder, which all machines must be able to access.",
+        "each stage writes its own part into one folder, which all machines must access. Remove it.",
     )
     yield (
         f"torch_compile_backend={args.torch_compile_backend!r}",
         args.torch_compile and args.torch_compile_backend != "inductor",
-        "stages are compiled by 'inductor'.",
+        "stages are compiled by 'inductor'. Remove it.",
     )
     yield (
         f"torch_compile_mode={args.torch_compile_mode!r}",
         args.torch_compile and args.torch_compile_mode is not None,
-        "stages are compiled in the default mode.",
+        "stages are compiled in the default mode. Remove it.",
     )
     yield (
         f"optim={str(getattr(args.optim, 'value', args.optim))!r}",
         args.optim in _FUSED_WITH_BACKWARD,
-        "it steps in backward, before the gradients of all microbatches are complete.",
+        "it steps in backward, before the gradients of all microbatches are complete. Use another optimizer.",
     )
