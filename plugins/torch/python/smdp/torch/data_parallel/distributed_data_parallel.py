@@ -104,11 +104,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 f"[smdp] DistributedDataParallel got a {type(module).__name__} in place of a torch.nn.Module."
             )
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
-        synchronises = given.arguments.pop("init_sync", True)
+        synchronizes = given.arguments.pop("init_sync", True)
         if is_on_cpu:
             refuse_what_only_torch_has(given.arguments)
         # smdp compares the parameters first, because its error names the parameter and torch's does not.
-        given.arguments["init_sync"] = synchronises and not is_on_cpu
+        given.arguments["init_sync"] = synchronizes and not is_on_cpu
         options: dict[str, Any] = {
             "compression": compression,
             "bucket_cap_mb": 25 if bucket_cap_mb is None else bucket_cap_mb,
@@ -134,7 +134,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self._hook_wire()
             return
         self._make_hooks()
-        if synchronises:
+        if synchronizes:
             gives_buffers = self.forward_sync_buffers or kwargs.get("forward_sync_buffers") is not None
             given_by_root = [*self._frozen, *(module.named_buffers() if gives_buffers else ())]
             check_same_state(

@@ -188,7 +188,7 @@ def _record_resets(model: nn.Module) -> None:
     with _recording(tape), torch.no_grad():
         _reset(model, "")
     windows = {id(tensor): window for _, tensor in _tensors(model) if (window := tape.window(tensor))}
-    missing = tape.uninitialised({window.node for window in windows.values()})
+    missing = tape.uninitialized({window.node for window in windows.values()})
     for name, tensor in _tensors(model):
         if id(tensor) in windows and windows[id(tensor)].node in missing:
             raise SmdpError(

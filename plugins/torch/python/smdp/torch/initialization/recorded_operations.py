@@ -34,7 +34,7 @@ class RecordedOperations:
         # The operation, node and values of the newest draw, which rejection sampling reads at once.
         self._newest: tuple[int, int, torch.UntypedStorage] | None = None
 
-    def uninitialised(self, targets: Iterable[int]) -> set[int]:
+    def uninitialized(self, targets: Iterable[int]) -> set[int]:
         """Returns the adopted nodes that the targets depend on, but that no operation has written."""
         _, _, missing = self._needed(targets)
         return {node for node in missing if self.nodes[node].is_adopted}
