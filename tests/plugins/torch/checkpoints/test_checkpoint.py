@@ -273,7 +273,7 @@ def check_refusals() -> None:
     pipe.module.blocks[5].down.to(torch.float64)
     with pytest.raises(
         (ValueError, RuntimeError),
-        match=r"'blocks.5.down.weight' is float32\[16, 32\] in .* and float64\[16, 32\]",
+        match=r"'blocks.5.down.weight' is float32\[16, 32\] in .*, but float64\[16, 32\]",
     ):
         checkpoint.load(folder, pipe)
     pipe.module.blocks[5].down.to(torch.float32)

@@ -51,8 +51,8 @@ def set_kept(
             value, given = _first_difference(value, given)
         if given != value:
             raise ValueError(
-                f"[smdp] load_residuals(): {name} is {value!r} here, but was {given!r} when the residuals"
-                " were saved. Residuals fit only the run that they come from. Continue without loading them."
+                f"[smdp] load_residuals(): the residuals were saved with {name}={given!r}, but here it is"
+                f" {value!r}. Residuals fit only the run that they come from. Continue without loading them."
             )
     _check_parts(hooks, kept)
     for index, (name, _, count) in enumerate(hooks.registered):

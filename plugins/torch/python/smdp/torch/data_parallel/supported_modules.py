@@ -98,7 +98,7 @@ def checked_group(arguments: Mapping[str, Any]) -> ProcessGroupSmdp:
         mesh = arguments.get("device_mesh")
         if mesh is not None and not hasattr(mesh, "get_group"):
             raise TypeError(
-                f"[smdp] DistributedDataParallel got {shown(mesh)} in place of a DeviceMesh as device_mesh."
+                f"[smdp] DistributedDataParallel got {shown(mesh)} as device_mesh; it must be a DeviceMesh."
             )
         group = _get_default_group() if mesh is None else mesh.get_group(mesh_dim=0)
     if not isinstance(group, ProcessGroupSmdp):
