@@ -9,9 +9,7 @@ trace_text = PAGE.read_text(encoding="utf-8").split("```json\n")[1].split("```")
 with open("trace.json", "w") as file:
     file.write(trace_text)
 
-run(0)
+run()
 assert estimate.peak > 0
-run(1)
-run(2)
 assert trace.units[1].name == "h.0"
 assert memory.estimate(trace, microbatch_size=8, pipeline=2, microbatches=4).peak > 0
