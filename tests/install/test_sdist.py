@@ -18,7 +18,8 @@ from conftest import ROOT, Release
 from pythons import OLDEST, Venv, found, text
 
 TOP_LEVEL = {"core", "plugins", "containers", "tests", "docs", "pyproject.toml", "tox.ini"} | {
-    "README.md", "CHANGELOG.md", "LICENSE", "PKG-INFO", ".clang-format", ".dockerignore", ".gitignore",
+    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "PKG-INFO",
+    ".clang-format", ".dockerignore", ".gitignore",
 }  # fmt: skip
 JUNK = {".pyc", ".so", ".o", ".a", ".whl", ".gz", ".zip", ".log", ".egg-info", ".npz", ".safetensors"}
 # The oldest, the one that the other tests run on, and the newest that is here.
