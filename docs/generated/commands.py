@@ -38,11 +38,11 @@ def _described(name: str, command: Any) -> str:
     switches = [one for one in parameters if one.param_type_name == "option"]
     places = "".join(f" {(one.metavar or one.name).upper()}" for one in arguments)
     rows = [
-        f"| {_names(one)} | {_default(one)} | {(one.help or '').replace('|', chr(92) + '|')} |"
+        f"| {_names(one)}{_default(one)} | {(one.help or '').replace('|', chr(92) + '|')} |"
         for one in arguments + switches
     ]
-    head = [f"`smdp {name} [OPTIONS]{places}`", "", command.help.strip(), ""]
-    return "\n".join([*head, "| | Default | |", "|---|---|---|", *rows])
+    table = ["", "| Option | Meaning |", "|---|---|", *rows] if rows else []
+    return "\n".join([f"`smdp {name} [OPTIONS]{places}`", "", command.help.strip(), *table])
 
 
 def _names(parameter: Any) -> str:
@@ -52,9 +52,8 @@ def _names(parameter: Any) -> str:
 
 
 def _default(parameter: Any) -> str:
-    if parameter.required:
-        return "must be given"
-    if parameter.default is False:
-        return "off"
+    """Returns the default in parentheses; nothing for a switch that is off, or an option without a value."""
+    if parameter.param_type_name == "option" and parameter.required:
+        return " (required)"
     default = getattr(parameter.default, "value", parameter.default)  # of a choice, its word
-    return "none" if default in (None, "") else f"`{default}`"
+    return "" if parameter.required or default in (None, "", False) else f" (`{default}`)"
