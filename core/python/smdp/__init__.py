@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ._reduce_op import PRODUCT as PRODUCT
     from ._reduce_op import SUM as SUM
     from ._reduce_op import ReduceOp as ReduceOp
+    from ._run import run as run
     from ._world import init as init
     from ._world import is_initialized as is_initialized
     from ._world import local_rank as local_rank
@@ -53,6 +54,7 @@ _MODULES = {
     "_handle": {"Handle"},
     "_observability": {"explain", "print_step", "stats"},
     "_reduce_op": {"ReduceOp", "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"},
+    "_run": {"run"},
     "_world": {"init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size", "world"},
     "group": {"Group", "NO_GROUP", "NoGroup"},
     "preemption": {"exit_if_preempted", "preempted", "watch_preemption"},

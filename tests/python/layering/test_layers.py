@@ -53,9 +53,10 @@ IMPURE_HEADERS = re.compile(
 # What a package may import besides itself and the standard library. The longest name that fits counts, of who
 # imports and of what is imported: who may import "smdp" may not import "smdp.torch".
 MAY_IMPORT: dict[str, set[str]] = {
-    "smdp": {"smdp._dlpack", "smdp._pickling", "smdp.cli.bench.peers", "numpy", "typer", "rich"},
+    "smdp": {"smdp._dlpack", "smdp._pickling", "smdp._run", "smdp.cli.bench.peers", "numpy", "typer", "rich"},
     "smdp._dlpack": {"smdp", "numpy", "ml_dtypes"},  # where bfloat16 or 8-bit floats are asked for
     "smdp._pickling": {"smdp", "cloudpickle"},  # for what pickle refuses
+    "smdp._run": {"smdp", "smdp._pickling", "cloudpickle"},  # for functions of a notebook
     "smdp.cli.bench.peers": {"smdp", "numpy", "ml_dtypes", "torch", "mpi4py"},  # the libraries it measures
     "smdp_torch_autoload": {
         "smdp",
