@@ -20,12 +20,30 @@ extensions = [
     "directives.python_api",
     "directives.cpp_api",
     "directives.links",
+    "directives.benchmarks",
+    "directives.notebook",
 ]
 plot_formats = ["svg"]
 plot_html_show_formats = False
 plot_html_show_source_link = False
 plot_include_source = False
+plot_apply_rcparams = True
+# Transparent, and dark on light: docs/static/site.css inverts pictures in dark mode.
+plot_rcparams = {
+    "figure.figsize": (7, 3.2),
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "savefig.transparent": True,
+}
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = f"smdp {release}"
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
