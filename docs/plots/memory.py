@@ -1,0 +1,63 @@
+"""Memory of the fullest rank by part, from smdp's own memory model: GPT-2 of 10 billion parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from smdp import memory
+
+CONFIG = Path(__file__).resolve().parents[1] / "examples" / "configs" / "gpt2_10b.json"
+RANKS = [1, 2, 4, 8, 16, 32, 64]
+BATCH = 64
+PARTS = {
+    "parameters": ("#1e3a8a", ("parameters", "unsharded")),
+    "gradients": ("#3b82f6", ("gradients", "buckets")),
+    "optimizer": ("#93c5fd", ("optimizer",)),
+    "activations and temporary tensors": ("#f59e0b", ("activations", "logits", "embedding", "transients")),
+}
+
+
+def stacks() -> None:
+    figure, axes = plt.subplots(1, 3, figsize=(9, 3.3), sharey=True, layout="constrained")
+    model = memory.read_config(str(CONFIG))
+    for axis, (title, options) in zip(
+        axes,
+        (
+            ("data parallel", lambda ranks: {"data": ranks}),
+            ("optimizer sharded (zero1)", lambda ranks: {"data": ranks, "sharding": "zero1"}),
+            (
+                "pipeline, up to 16 stages",
+                lambda ranks: {"pipeline": min(ranks, 16), "data": max(1, ranks // 16), "sharding": "zero1"},
+            ),
+        ),
+        strict=True,
+    ):
+        bottom = [0.0] * len(RANKS)
+        estimates = []
+        for ranks in RANKS:
+            setting = options(ranks)
+            microbatches = BATCH // setting["data"]
+            found = memory.estimate(
+                model,
+                sequence=512,
+                microbatch_size=1,
+                microbatches=microbatches,
+                precision="bf16",
+                checkpointing="each",
+                **setting,
+            )
+            estimates.append(found.stages[found.peak_stage])
+        for name, (color, fields) in PARTS.items():
+            values = [sum(getattr(one, field) for field in fields) / 2**30 for one in estimates]
+            axis.bar(range(len(RANKS)), values, 0.75, bottom=bottom, color=color, label=name)
+            bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+        axis.axhline(80e9 / 2**30, color="k", linestyle="--", linewidth=1)
+        axis.set_xticks(range(len(RANKS)), RANKS)
+        axis.set_xlabel("ranks")
+        axis.set_title(title, fontsize=10)
+    axes[0].set_ylabel("GiB of the fullest rank")
+    axes[2].text(6.4, 80e9 / 2**30 + 3, "a device of 80 GB", ha="right", fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=4, loc="outside lower center")
