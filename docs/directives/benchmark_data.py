@@ -74,18 +74,18 @@ def single(value: Any, unit: str = "") -> float:
     return float(value) * _SECONDS.get(unit, 1.0)
 
 
-def text(value: Any, unit: str = "") -> str:
-    """Writes a figure with its unit, without rounding."""
+def text(value: Any, unit: str = "", digits: int = 6) -> str:
+    """Writes a figure with its unit, rounded to so many digits."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return ", ".join(text(one, unit) for one in value)
+        return ", ".join(text(one, unit, digits) for one in value)
     if not isinstance(value, dict):
-        return _with_unit([value], unit)
-    span = _with_unit([value["min"], value["max"]], unit)
-    return f"{_with_unit([value['median']], unit)} ({span})" if "median" in value else span
+        return _with_unit([value], unit, digits)
+    span = _with_unit([value["min"], value["max"]], unit, digits)
+    return f"{_with_unit([value['median']], unit, digits)} ({span})" if "median" in value else span
 
 
 def table(found: dict[str, Any]) -> str:
@@ -110,10 +110,10 @@ def _column(found: dict[str, Any], name: str) -> tuple[int, str]:
     return names.index(name), found["columns"][names.index(name)].get("unit", "")
 
 
-def _with_unit(values: list[float], unit: str) -> str:
+def _with_unit(values: list[float], unit: str, digits: int) -> str:
     if unit in _SECONDS:
         seconds = [value * _SECONDS[unit] for value in values]
         scale, unit = next((one for one in _TIMES if max(seconds) >= one[0] * 0.9999), _TIMES[-1])
         values = [value / scale for value in seconds]
-    numbers = " to ".join(f"{value:.6g}" for value in values)
-    return numbers + {"x": TIMES, "": ""}.get(unit, f" {unit}")
+    numbers = " to ".join(f"{value:.{digits}g}" for value in values)
+    return numbers + {"x": TIMES, "": ""}.get(unit, f"\u00a0{unit}")  # on one line

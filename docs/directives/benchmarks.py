@@ -53,7 +53,7 @@ class Summary(_Tables):
     """How fast smdp is: one row for each task."""
 
     def markdown(self) -> str:
-        lines = ["| Task | smdp | beside | | times as fast |", "| --- | ---: | --- | ---: | ---: |"]
+        lines = ["| Task | times as fast | smdp | peer | |", "| --- | ---: | ---: | ---: | --- |"]
         for row in data.summary():
             path = row["record"]
             ours, unit = data.figure(path, row["row"], row["smdp"])
@@ -65,10 +65,9 @@ class Summary(_Tables):
             else:
                 ratio = f"{data.single(theirs) / data.single(ours):.2f}{data.TIMES}"
             task = f"[{row['task']}](#{path.partition('/')[2]})"
-            values = [
-                data.text(one.get("median") if isinstance(one, dict) else one, unit) for one in (ours, theirs)
-            ]
-            lines.append(f"| {task} | {values[0]} | {row['peer']} | {values[1]} | **{ratio}** |")
+            times = (one.get("median") if isinstance(one, dict) else one for one in (ours, theirs))
+            values = [data.text(one, unit, digits=3) for one in times]
+            lines.append(f"| {task} | **{ratio}** | {values[0]} | {values[1]} | {row['peer']} |")
         return "\n".join(lines)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
+from directives import benchmark_data
 
 from smdp import memory
 
-CONFIG = Path(__file__).resolve().parents[1] / "examples" / "configs" / "gpt2_10b.json"
+CONFIG = benchmark_data.FOLDER.parent / "examples" / "configs" / "gpt2_10b.json"
 RANKS = [1, 2, 4, 8, 16, 32, 64]
 BATCH = 64
 PARTS = {
