@@ -14,9 +14,8 @@ import nbformat
 
 def main(source: Path, target: Path) -> None:
     notebook = nbformat.read(source, as_version=4)
-    client = nbclient.NotebookClient(
-        notebook, timeout=240, resources={"metadata": {"path": str(source.parent)}}
-    )
+    where = {"metadata": {"path": str(source.parent)}}
+    client = nbclient.NotebookClient(notebook, timeout=240, resources=where, coalesce_streams=True)
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day
