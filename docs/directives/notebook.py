@@ -1,6 +1,7 @@
-"""`{notebook} examples/quickstart.ipynb`: the cells of a notebook with their outputs, as a page.
+"""Notebooks in pages: a fence `{notebook} examples/quickstart.ipynb` becomes the cells with their outputs.
 
-The first heading is left out, because a page has its own.
+It becomes Markdown before the page is parsed, so that headings of the notebook are headings of the page. The
+first one is left out, because the page has its own.
 """
 
 from __future__ import annotations
@@ -11,54 +12,56 @@ import re
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 _DOCS = Path(__file__).resolve().parents[1]
+_FENCE = re.compile(r"^```\{notebook\} (\S+)\n```$", re.MULTILINE)
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class NotebookDirective(SphinxDirective):
-    """All cells of one notebook."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        path = _DOCS / self.arguments[0]
-        self.env.note_dependency(str(path))
-        found: list[nodes.Node] = []
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            text = "".join(cell["source"])
-            if cell["cell_type"] == "markdown":
-                text = re.sub(r"\A# .*\n*", "", text)
-                found += self.parse_text_to_nodes(text, allow_section_headings=True)
-                continue
-            found.append(nodes.literal_block(text, text, language="ipython3" if "%" in text else "python"))
-            for output in cell["outputs"]:
-                found += _shown(output)
-        return found
+def markdown(path: Path) -> str:
+    """Returns the cells of a notebook as Markdown."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text = re.sub(r"\A# .*\n*", "", text)
+            parts.append(text.replace("](../", "]("))  # links from examples/
+        else:
+            parts.append(_fence("ipython3" if text.startswith("%") else "python", text))
+            parts += map(_shown, cell["outputs"])
+    return "\n\n".join(parts)
 
 
-def _shown(output: dict[str, Any]) -> list[nodes.Node]:
+def _shown(output: dict[str, Any]) -> str:
     if output["output_type"] == "error":
-        return [_text(_COLORS.sub("", "\n".join(output["traceback"])))]
+        return _fence("text", _COLORS.sub("", "\n".join(output["traceback"])))
     if "text" in output:
-        return [_text("".join(output["text"]))]
+        return _fence("text", "".join(output["text"]))
     content = output["data"]
     for kind in ("image/svg+xml", "image/png"):
         if kind in content:
-            data = "".join(content[kind])
+            data = "".join(content[kind]).strip()
             coded = data if kind == "image/png" else base64.b64encode(data.encode()).decode()
-            source = f"data:{kind};base64,{coded.strip()}"
-            tag = f'<img class="drawing" alt="output of the cell above" src="{source}">'
-            return [nodes.raw("", tag, format="html")]
-    return [_text("".join(content["text/plain"]))]
+            tag = f'<img class="drawing" alt="a plot" src="data:{kind};base64,{coded}">'
+            return _fence("{raw} html", tag)
+    return _fence("text", "".join(content["text/plain"]))
 
 
-def _text(text: str) -> nodes.literal_block:
-    return nodes.literal_block(text, text, language="text", classes=["output"])
+def _fence(language: str, text: str) -> str:
+    return f"````{language}\n{text.rstrip()}\n````"
+
+
+def put_in(app: Sphinx, name: str, source: list[str]) -> None:
+    """Replaces the fences of a page."""
+
+    def replace(found: re.Match[str]) -> str:
+        path = _DOCS / found[1]
+        app.env.note_dependency(str(path), docname=name)
+        return markdown(path)
+
+    source[0] = _FENCE.sub(replace, source[0])
 
 
 def setup(app: Sphinx) -> None:
-    app.add_directive("notebook", NotebookDirective)
+    app.connect("source-read", put_in)
