@@ -44,7 +44,7 @@ def gradient() -> None:
         (5.8, "2  exchange", "TCP"),
         (7.45, "3  all-gather", "shared memory"),
     ):
-        axis.text(x, 4.02, name, ha="center", va="center", weight="bold", fontsize=9.5)
+        axis.text(x, 4.02, name, ha="center", va="center", weight="bold", fontsize=9)
         axis.text(x, 3.7, how, ha="center", va="center", color=EDGE, fontsize=9)
     for host in range(2):
         bottom = 1.85 - 1.75 * host
@@ -69,18 +69,19 @@ def gradient() -> None:
 
 def step() -> None:
     """Draws when the parts of a step run: buffers travel while backward still makes gradients."""
-    _, axis = plt.subplots(figsize=(8, 2.2), layout="constrained")
+    _, axis = plt.subplots(figsize=(7, 2.3), layout="constrained")
     rows = ["computation", "network"]
     for name, begin, length, color in (
         ("forward", 0, 3, BLUE),
-        ("backward, layer 3", 3, 2, GREEN),
-        ("layer 2", 5, 2, GREEN),
-        ("layer 1", 7, 2, GREEN),
+        ("backward 3", 3, 2, GREEN),
+        ("backward 2", 5, 2, GREEN),
+        ("backward 1", 7, 2, GREEN),
         ("optimizer", 10.6, 1.4, ORANGE),
     ):
         _bar(axis, 0, begin, length, name, color)
     for name, begin, length in (("buffer 3", 5, 1.8), ("buffer 2", 7, 1.8), ("buffer 1", 9, 1.6)):
         _bar(axis, 1, begin, length, name, GRAY)
+    axis.set_title("Buffers travel while backward computes the next gradients")
     axis.set_yticks(range(2), rows)
     axis.set_ylim(1.5, -0.5)
     axis.set_xticks([])
@@ -94,7 +95,7 @@ def ghosts() -> None:
     axis = _page(10, 4.5)
     columns = (2.0, 4.7, 7.4)
     for rank, x in enumerate(columns):
-        axis.text(x + 1.2, 4.3, f"rank {rank}, stage {rank}", ha="center", weight="bold", fontsize=9.5)
+        axis.text(x + 1.2, 4.3, f"rank {rank}, stage {rank}", ha="center", weight="bold", fontsize=9)
     lines = (
         ("mask", (1, 1, 1)),
         ("y = a(x)", (1, 0, 0)),
@@ -130,7 +131,7 @@ def ghosts() -> None:
 
 
 def _page(width: float, height: float) -> Axes:
-    _, axis = plt.subplots(figsize=(width * 0.82, height * 0.82), layout="constrained")
+    _, axis = plt.subplots(figsize=(width * 0.7, height * 0.72), layout="constrained")
     axis.set_xlim(-0.05, width)
     axis.set_ylim(-0.1, height)
     axis.axis("off")
@@ -154,9 +155,7 @@ def _box(
     axis.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, fc=color, lw=1, **line))
     shift = height * 0.18 if what else 0
     quiet = "#94a3b8" if dashed else "black"
-    axis.text(
-        x + width / 2, y + height / 2 + shift, name, ha="center", va="center", fontsize=9.5, color=quiet
-    )
+    axis.text(x + width / 2, y + height / 2 + shift, name, ha="center", va="center", fontsize=9, color=quiet)
     if what:
         axis.text(
             x + width / 2,
