@@ -1,4 +1,4 @@
-"""Scaling efficiency of data parallel training, by the cost model: smdp beside ring all_reduce."""
+"""Scaling efficiency of data parallel training, by the cost model: smdp and ring all_reduce."""
 
 import matplotlib.pyplot as plt
 

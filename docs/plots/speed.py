@@ -1,4 +1,4 @@
-"""The README's picture: smdp beside gloo on one host, from the measured figures in docs/benchmarks/.
+"""The README's picture: smdp and gloo on one host, from the measured figures in docs/benchmarks/.
 
     python docs/plots/speed.py
 
