@@ -15,6 +15,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 TOPICS = ("inside_a_host", "between_hosts", "pipelines", "tensorflow", "trainer", "planning", "tried")
 TIMES = "\u00d7"  # the sign of multiplication
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_WORDS = ("a ", "the ", "loops ")  # how a command begins that is told in words
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -98,7 +99,7 @@ def table(found: dict[str, Any]) -> str:
 
 def source(found: dict[str, Any]) -> str:
     """Writes where the figures of a record come from, in Markdown."""
-    commands = ", ".join(f"`{one}`" for one in found["command"])
+    commands = ", ".join(one if one.startswith(_WORDS) else f"`{one}`" for one in found["command"])
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return f"{machines()[found['machine']]['name']}, {found['date']}; {versions}. {commands}."
 
