@@ -117,8 +117,9 @@ def test_newer_package_is_left_as_it_is() -> None:
         "assert 'SMDDP' not in torch.distributed.Backend._plugins"
     )
     assert done.returncode == 0, done.stderr
-    assert "[smdp] smdp.compat has not been tried with torch 3: Old scripts use the backend" in done.stderr
-    assert "with torch 3: Transformers 4.20 to 5.23 wraps with device_ids" in done.stderr
+    assert "[smdp] smdp.compat has not been tested with torch 3 and leaves it unchanged." in done.stderr
+    assert "The missing change: Old scripts use the backend" in done.stderr
+    assert "The missing change: Transformers 4.20 to 5.23 wraps with device_ids" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["[0], 0", "[0], output_device=0", "device_ids=[0], output_device=0", "[0]"])

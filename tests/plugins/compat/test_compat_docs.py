@@ -143,7 +143,7 @@ def can_be_imported_or_is_refused(module: str, name: str) -> bool:
     try:
         exec(f"from {module} import {name}")
     except ImportError as error:
-        return str(error).startswith("[smdp] ") and " is not there" in str(error)
+        return str(error).startswith("[smdp] ") and " is not supported" in str(error)
     return True
 
 
@@ -151,5 +151,5 @@ def is_there_or_refused(module: ModuleType, name: str) -> bool:
     try:
         functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
-        return " is not there" in str(error)
+        return " is not supported" in str(error)
     return True

@@ -239,7 +239,7 @@ def test_half_of_a_jobs_variables(tmp_path: Path) -> None:
     assert line.startswith(
         "[smdp] SMDP_COMPAT: SMDP_MASTER_ADDR is not set, and Open MPI does not provide the address"
     )
-    assert line.endswith("of rank 0's host>. Scripts that leave the start to others train alone.")
+    assert line.endswith("of rank 0's host>. A script that relies on these variables trains alone.")
 
 
 def test_folder_of_the_name(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_installed_horovod_is_taken(tmp_path: Path) -> None:
 
 def test_what_is_not_there_says_so() -> None:
     done = python("import smdistributed.modelparallel.tensorflow as smp", SMDP_COMPAT="1")
-    assert "comes later" in done.stderr
+    assert "is not supported yet" in done.stderr
     done = python(
         "import smdistributed.modelparallel as m; assert m.__version__ == '1.15.0'", SMDP_COMPAT="1"
     )
@@ -301,7 +301,7 @@ def test_modules_of_horovod_that_are_not_there(line: str, cure: str) -> None:
     done = python(line, SMDP_COMPAT="1")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert "[smdp] horovod." in last and f" is not there: {cure}" in last
+    assert "[smdp] horovod." in last and f" is not supported: {cure}" in last
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_scripts_may_do_without(module: str) -> None:
         pytest.importorskip("torch")
     script = f"try:\n    import horovod.{module}\nexcept ImportError as error:\n    print(error.name, error)"
     done = python(script, SMDP_COMPAT="1")
-    assert done.stdout.startswith(f"horovod.{module} [smdp] horovod.{module} is not there: "), done.stderr
+    assert done.stdout.startswith(f"horovod.{module} [smdp] horovod.{module} is not supported: "), done.stderr
 
 
 def test_names_of_large_scripts_can_be_imported() -> None:

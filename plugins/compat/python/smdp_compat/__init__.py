@@ -1,7 +1,7 @@
-"""Lets scripts written for SMDDP and Horovod run on smdp. `smdp.compat` is the same for users.
+"""Lets scripts written for SMDDP and Horovod run on smdp. Users import it as `smdp.compat`.
 
-A package of its own because every Python process of a job loads it at its start where SMDP_COMPAT=1 (see
-smdp_compat.pth): it imports neither a framework nor the core until a script asks for a module of theirs.
+This is a separate package because, with SMDP_COMPAT=1, every Python process of a job loads it at its start
+(see smdp_compat.pth). It imports neither a framework nor the core until a script imports SMDDP or Horovod.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _VARIABLE = "SMDP_COMPAT"
 
 
 def install() -> None:
-    """Make `smdistributed.dataparallel` and `horovod` resolve to smdp, in this process and those it starts.
+    """Makes `smdistributed.dataparallel` and `horovod` resolve to smdp, in this process and those it starts.
 
-    Which rank this process is, it finds out as `smdp.init()` does, also where SMDP_COMPAT=1 has done the rest
-    already. Calling it again changes nothing.
+    The rank of this process is detected as in `smdp.init()`, even if SMDP_COMPAT=1 has already done the rest.
+    A second call changes nothing.
 
     Raises:
-        ImportError: Amazon's own smdistributed is installed; smdp does not stand in front of it.
+        ImportError: Amazon's smdistributed is installed, and smdp does not hide it.
     """
     original = installed_original("smdistributed")
     if original is not None:
@@ -39,7 +39,7 @@ def install() -> None:
 
 @functools.cache  # some Pythons read their .pth files twice
 def activate_by_variable() -> None:
-    """What every Python of a job does at its start, where the variable is neither absent nor off."""
+    """Runs when a Python process of a job starts with SMDP_COMPAT set and not off."""
     text = os.environ[_VARIABLE]
     if text.strip().lower() in ("1", "true", "yes"):
         activate()
@@ -50,9 +50,9 @@ def activate_by_variable() -> None:
 
 
 def activate() -> None:
-    """What install() does, but a smdistributed of Amazon's is an error only when it is imported.
+    """Does the work of install(), but fails only when Amazon's smdistributed is imported.
 
-    The process may be a launcher, so it takes itself for a rank only where a variable's name speaks of one.
+    The process may be a launcher. It is treated as a rank only if a variable such as RANK is set.
     """
     if is_installed():
         return
@@ -64,9 +64,9 @@ def activate() -> None:
 
 
 def uninstall() -> None:
-    """Undo install(): finder, variables, bridges, and the timing of torch's DataLoader that training began.
+    """Undoes install(): removes the finders, variables, bridges, and the timing of torch's DataLoader.
 
-    Modules that scripts have imported stay with them.
+    Modules that a script has already imported keep working.
     """
     for bridge in _bridges():
         bridge.take_back()
@@ -82,7 +82,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether the finder is in place."""
+    """Returns whether the finder is installed."""
     return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
 
 

@@ -1,6 +1,7 @@
-"""Small changes to released packages where they take for granted that SMDDP means GPUs.
+"""Small changes to released packages that assume that SMDDP runs on GPUs.
 
-Each is made when its package is imported, and taken back by uninstall().
+Each change is made when its package is imported, and undone by uninstall(). Its docstring says why it is
+needed: it becomes part of the warning if the package is too new.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _register_smddp(torch: Any) -> _Undo:
 
 
 def _keras_compile_takes_old_words(module: Any) -> _Undo:
-    """Scripts for Keras 2 pass experimental_run_tf_function=False to compile(), as Horovod told them to."""
+    """Scripts for Keras 2 pass experimental_run_tf_function=False to compile(), as Horovod advised."""
     plain = module.Trainer.compile
 
     @functools.wraps(plain)
@@ -62,7 +63,7 @@ def _keras_variables_can_be_called(module: Any) -> _Undo:
 
 
 def _keras_takes_lr(module: Any) -> _Undo:
-    """Scripts for Keras 2 give optimizers lr=."""
+    """Scripts for Keras 2 pass lr= to optimizers."""
     plain = module.BaseOptimizer.__init__
 
     @functools.wraps(plain)
@@ -76,7 +77,7 @@ def _keras_takes_lr(module: Any) -> _Undo:
 
 
 def _keras_optimizers_take_old_words(module: Any) -> _Undo:
-    """Scripts for Keras 2 say lr= and opt.variables() to optimizers."""
+    """Scripts for Keras 2 pass lr= to optimizers and call opt.variables()."""
     return _together(module, _keras_variables_can_be_called, _keras_takes_lr)
 
 
@@ -87,7 +88,7 @@ def _keras_metrics_take_old_words(module: Any) -> _Undo:
 
 
 def _ddp_ignores_device_ids_on_cpu(module: Any) -> _Undo:
-    """Transformers 4.20 to 5.23 wraps with device_ids=[local rank]; torch refuses them for a CPU module."""
+    """Transformers 4.20 to 5.23 wraps with device_ids=[local rank], which torch rejects for a CPU module."""
     ddp = module.DistributedDataParallel
     plain = ddp.__init__
 
@@ -103,7 +104,7 @@ def _ddp_ignores_device_ids_on_cpu(module: Any) -> _Undo:
 
 
 def _accelerate_computes_on_cpu(module: Any) -> _Undo:
-    """Accelerate 1.15 takes the local rank modulo the number of GPUs, also where that is zero."""
+    """Accelerate 1.15 computes the local rank modulo the number of GPUs, which may be zero."""
     import torch
 
     name = "ACCELERATE_TORCH_DEVICE"
@@ -118,7 +119,7 @@ def _accelerate_computes_on_cpu(module: Any) -> _Undo:
 
 
 def _accelerate_takes_smddp_on_cpu(module: Any) -> _Undo:
-    """Accelerate takes gloo for ranks that are to use the CPU, and trains those alone that find no GPU."""
+    """Accelerate uses gloo for ranks told to use the CPU, and lets ranks that find no GPU train alone."""
     import torch.distributed as dist
 
     plain = module.PartialState._prepare_backend
@@ -129,12 +130,12 @@ def _accelerate_takes_smddp_on_cpu(module: Any) -> _Undo:
         chosen = plain(self, cpu, sagemaker_dp, backend)
         is_named = backend == "smddp" and "LOCAL_RANK" in os.environ
         if backend == "smddp" and not is_named and not dist.is_initialized():
-            # Accelerate starts no group without it, and then fails where it asks one for its size.
+            # Without LOCAL_RANK, Accelerate starts no group, and fails later when it asks for the size.
             raise ValueError(
                 "[smdp] Accelerate: the backend is 'smddp' and LOCAL_RANK is not set, so no launcher has"
                 " started this process; start the script with smdp run, torchrun or mpirun."
             )
-        # Who names another backend, or has started a group, gets it.
+        # A script that names another backend, or has already started a group, keeps its choice.
         is_wanted = is_named or (backend is None and is_data_parallel())
         if not is_wanted or chosen[1] not in (kind.MULTI_CPU, kind.NO):
             return chosen
@@ -145,12 +146,12 @@ def _accelerate_takes_smddp_on_cpu(module: Any) -> _Undo:
 
 
 def _accelerate_on_cpu(module: Any) -> _Undo:
-    """Accelerate's path for SMDDP is one for GPUs, and another is taken without them."""
+    """Accelerate's code for SMDDP assumes GPUs, and without them it chooses another backend."""
     return _together(module, _accelerate_computes_on_cpu, _accelerate_takes_smddp_on_cpu)
 
 
 def _ranks_wait_for_the_checkpoint(module: Any) -> _Undo:
-    """On this path ranks of transformers 5.23 look for the best checkpoint before it is written."""
+    """In SMDDP jobs, ranks of transformers 5.23 look for the best checkpoint before it is written."""
     import torch.distributed
 
     plain = module.Trainer.save_model
@@ -166,16 +167,17 @@ def _ranks_wait_for_the_checkpoint(module: Any) -> _Undo:
 
 
 def _accelerate_wraps_the_model(module: Any) -> _Undo:
-    """On this path the Trainer does it, and leaves out autocast, the compiler and ddp_* arguments."""
+    """In SMDDP jobs the Trainer wraps the model itself, without autocast, the compiler or ddp_* options."""
     if int(version("transformers").partition(".")[0]) < 5:
-        return lambda: None  # Accelerate learns of ddp_* arguments in the function itself, or does not wrap
+        return lambda: None  # the function itself passes ddp_* arguments to Accelerate, or does not wrap
     plain = module.Trainer._wrap_model
 
     @functools.wraps(plain)
     def wrap(self: Any, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         is_left = training and self.args.parallel_mode.name == "SAGEMAKER_DATA_PARALLEL"
         if is_left and vars(model).pop("_is_accelerate_prepared", False):
-            # To be evaluated: Accelerate would wrap it no more, and each rank train by itself.
+            # The model was prepared for evaluation. Accelerate would not wrap it again, and each rank would
+            # train alone.
             self.accelerator.unwrap_model(model, keep_fp32_wrapper=False, keep_torch_compile=False)
         return plain(self, model, training=training and not is_left, dataloader=dataloader)
 
@@ -184,7 +186,7 @@ def _accelerate_wraps_the_model(module: Any) -> _Undo:
 
 
 def _trainer_on_paths_of_sagemaker(module: Any) -> _Undo:
-    """The Trainer's own paths for SageMaker's libraries lack a barrier, an optimizer, or autocast."""
+    """The Trainer's code for SageMaker's libraries lacks a barrier, an optimizer, or autocast."""
     return _together(
         module, trainer_5_makes_no_optimizer, _ranks_wait_for_the_checkpoint, _accelerate_wraps_the_model
     )
@@ -200,7 +202,7 @@ def _together(module: Any, *changes: Callable[[Any], _Undo]) -> _Undo:
     return undo_all
 
 
-# By module: what is done, and for which package below which major version; newer ones are left as they are.
+# For each module: the change, its package, and the first major version of the package that is left unchanged.
 _BRIDGES: dict[str, tuple[Callable[[Any], _Undo], str, int]] = {
     "torch": (_register_smddp, "torch", 3),
     "torch.nn.parallel.distributed": (_ddp_ignores_device_ids_on_cpu, "torch", 3),
@@ -224,7 +226,7 @@ class Bridges(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as everybody else does, and wrap its loader."""
+        """Finds the module through the other finders and wraps its loader."""
         if fullname not in _BRIDGES or fullname in self._undo:
             return None
         for finder in sys.meta_path:
@@ -237,13 +239,13 @@ class Bridges(MetaPathFinder):
         return None
 
     def apply_to_what_is_imported(self) -> None:
-        """For packages that were there before install()."""
+        """Applies the bridges of packages that were imported before install()."""
         for name in _BRIDGES:
             if name in sys.modules:
                 self._apply(name, sys.modules[name])
 
     def take_back(self) -> None:
-        """Undo all."""
+        """Undoes all bridges."""
         for undo in self._undo.values():
             undo()
         self._undo.clear()
@@ -254,14 +256,17 @@ class Bridges(MetaPathFinder):
         bridge, package, below = _BRIDGES[name]
         major = int(version(package).partition(".")[0])
         if major >= below:
-            text = f"[smdp] smdp.compat has not been tried with {package} {major}: {bridge.__doc__}"
+            text = (
+                f"[smdp] smdp.compat has not been tested with {package} {major} and leaves it unchanged."
+                f" The missing change: {bridge.__doc__}"
+            )
             warnings.warn(text, stacklevel=2)
             return
         self._undo[name] = bridge(module)
 
 
 class _Then(Loader):
-    """A loader, and what comes after it."""
+    """A loader that calls a function after the module is loaded."""
 
     def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""Finds the modules of other libraries among smdp's."""
+"""Import finders that resolve the modules of SMDDP, SMP and Horovod to smdp's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-# By first word of the name. smdistributed is an error where it is installed; the others then are theirs.
+# By the first part of the name. If the original is installed, smdistributed is an error, and the others
+# resolve to the original.
 _TARGETS = {
     "smdistributed": "smdp.compat.sagemaker",
     "smddpcommon": "smdp.compat.sagemaker.dataparallel.smddpcommon",
@@ -20,37 +21,37 @@ _TARGETS = {
 }
 
 _SMP_2 = (
-    "[smdp] torch.sagemaker is SageMaker Model Parallel version 2, which shards models by torch's FSDP; smdp"
-    " has version 1, `import smdistributed.modelparallel.torch as smp`. For a script of version 2 use torch's"
-    ' own fully_shard after dist.init_process_group("smdp"), or smdp.torch.pipeline(model).'
+    "[smdp] torch.sagemaker is SageMaker Model Parallel version 2, which shards models with torch's FSDP."
+    " smdp supports version 1, `import smdistributed.modelparallel.torch as smp`. For a script of version 2,"
+    ' use torch\'s fully_shard after dist.init_process_group("smdp"), or smdp.torch.pipeline(model).'
 )
 
 
 def installed_original(top: str) -> str | None:
-    """Where another library of this name is installed; None if it is not."""
+    """Returns where the original library of this name is installed, or None if it is not."""
     spec = PathFinder.find_spec(top, None)
     if spec is None:
         return None
     if spec.origin is not None:
         return spec.origin
-    # A folder without __init__.py: theirs only if it has their packages, and not just the name.
+    # A folder without __init__.py is the original only if it has the original's packages.
     places = [Path(place) for place in spec.submodule_search_locations or ()]
     theirs = ("dataparallel", "modelparallel")
     return next((str(p) for p in places if any((p / name).is_dir() for name in theirs)), None)
 
 
 class AliasFinder(MetaPathFinder):
-    """Gives smdp's module for a name such as `smdistributed.dataparallel.torch.distributed`."""
+    """Finds smdp's module for a name such as `smdistributed.dataparallel.torch.distributed`."""
 
     @staticmethod
     def serves(name: str) -> bool:
-        """Whether a module of this name may be one of ours."""
+        """Returns whether smdp may provide a module of this name."""
         return name.partition(".")[0] in _TARGETS
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As importlib asks for it."""
+        """Returns a spec that loads smdp's module under the other library's name, or None."""
         top, _, rest = fullname.partition(".")
         if top not in _TARGETS:
             return None
@@ -58,8 +59,8 @@ class AliasFinder(MetaPathFinder):
         if original is not None:
             if top == "smdistributed":
                 raise ImportError(
-                    f"[smdp] SMDP_COMPAT is on, and Amazon's smdistributed is installed ({original}): smdp"
-                    " does not hide it. Uninstall it, or run without --compat, which sets the variable."
+                    f"[smdp] SMDP_COMPAT is on, but Amazon's smdistributed is installed ({original}), and"
+                    " smdp does not hide it. Uninstall it, or run without --compat, which sets SMDP_COMPAT."
                 )
             return None
         name = ".".join(filter(None, [_TARGETS[top], rest]))
@@ -75,15 +76,16 @@ class AliasFinder(MetaPathFinder):
 
 
 class RefusalFinder(MetaPathFinder):
-    """Comes last, and says what to use where a script imports a part of another library that smdp lacks.
+    """Raises an error that says what to use when a script imports a name that smdp does not provide.
 
-    Python asks for a module of that name, and then forgets what the __getattr__ of the package has said.
+    It is the last finder. It is needed because `from package import name` discards the message of the
+    package's __getattr__ and then looks for a module of that name.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> None:
-        """As importlib asks for it, by the package's own name."""
+        """Raises the error of the package's __getattr__, if it has one for this name."""
         if fullname == "torch.sagemaker":
             raise ModuleNotFoundError(_SMP_2, name=fullname)
         package, _, name = fullname.rpartition(".")
@@ -98,7 +100,7 @@ class RefusalFinder(MetaPathFinder):
 
 
 class _AliasLoader(Loader):
-    """Loads smdp's module, one object under both names: its classes pickle by the name that always works."""
+    """Loads smdp's module as one object under both names. Classes pickle by smdp's name, always valid."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -112,7 +114,7 @@ class _AliasLoader(Loader):
 
             try:
                 if error.name in FRAMEWORKS:
-                    require(spec.name, error.name)  # raises, and says what to install
+                    require(spec.name, error.name)  # raises an error that says what to install
             except ImportError as what:
                 raise ModuleNotFoundError(str(what), name=error.name) from None
             raise
@@ -120,4 +122,4 @@ class _AliasLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # importlib has put the alias's there
+        module.__spec__ = self._spec  # importlib had set the alias's spec

@@ -1,4 +1,4 @@
-"""Variables that scripts for SageMaker read."""
+"""The environment variables that scripts for SageMaker read."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ import json
 import os
 import sys
 
-# What was there before, and what was set.
+# For each variable: its value before, and the value that was set.
 _set: dict[str, tuple[str | None, str]] = {}
 _said: set[str] = set()
 _MAPPING = "OMPI_MCA_rmaps_base_mapping_policy"
 
 
 def set_job_variables(*, is_script: bool = False) -> None:
-    """Set what is not set: ranks as torch reads them, SMDDP's local rank, and the SM_* of a training job.
+    """Sets the variables that are missing: torch's, SMDDP's local rank, and the SM_* ones of a training job.
 
-    In a process that no launcher has started, a launcher itself for one, only what is the same for all ranks.
+    A process that no launcher has started, such as a launcher itself, gets only those that are the same for
+    all ranks.
 
     Args:
-        is_script: This is no launcher. Then it is a rank also where no variable's name speaks of one, as in a
-            pod of Kubernetes; and one that trains alone gets the names of a job with one host.
+        is_script: Whether this process is known to be a script and not a launcher. A script is a rank even if
+            no variable is named after ranks, as in a Kubernetes pod. A script that trains alone gets the
+            variables of a job with one host.
     """
     before = dict(os.environ)
     try:
         folder = os.getcwd()
-    except OSError:  # it has been removed
+    except OSError:  # the folder was removed
         folder = ""
     defaults = {
         "SM_NUM_GPUS": str(len(glob.glob("/dev/nvidia[0-9]*"))),
         "SM_MODEL_DIR": os.path.join(folder, "model"),
         "SM_OUTPUT_DATA_DIR": os.path.join(folder, "output"),
         "SM_LOG_LEVEL": "20",
-        # A script's arguments are its own here, and no job's.
+        # No job passes hyperparameters here: the script's arguments are its own.
         "SM_HPS": "{}",
         "SM_USER_ARGS": "[]",
         "SM_NUM_CPUS": str(os.cpu_count()),
     }
-    # Only a look at names: every Python of a job comes here, and few are to import the core.
+    # Looks only at names: every Python process of a job runs this, and most should not import the core.
     is_named = any(name.endswith(("RANK", "PROCID")) for name in before)
     if is_named or is_script:
         defaults |= _of_a_rank(is_named, is_script)
@@ -58,22 +60,22 @@ def _of_a_rank(is_named: bool, is_script: bool) -> dict[str, str]:
     from smdp.environments.torch_variables import set_torch_variables
 
     try:
-        # One that is not named and alone may yet start ranks, which must not inherit a number.
+        # A lone process without such a variable may still start ranks, which must not inherit a rank.
         if not ((is_named or detect().world_size > 1) and set_torch_variables()):
             return {**STAND_IN, "SMDATAPARALLEL_LOCAL_RANK": "0"} if is_script else {}
     except ConfigError as error:
-        # Not raised: the process may be no rank, and a rank's script may know by itself.
+        # Not raised: the process may not be a rank, or the script may set up its rank itself.
         text = str(error).rstrip(".")
         if text not in _said:
             _said.add(text)
-            end = "Scripts that leave the start to others train alone."
+            end = "A script that relies on these variables trains alone."
             sys.stderr.write(f"[smdp] SMDP_COMPAT: {text}. {end}\n")
         return {}
     for name, folder in (("SM_MODEL_DIR", "model"), ("SM_OUTPUT_DATA_DIR", "output")):
-        if name not in os.environ:  # scripts save there without making it
-            with contextlib.suppress(OSError):  # most save elsewhere, and need no folder that can be written
+        if name not in os.environ:  # scripts save there without creating the folder
+            with contextlib.suppress(OSError):  # the folder may be read-only; most scripts save elsewhere
                 os.makedirs(folder, exist_ok=True)
-    # Transformers looks for the word, too.
+    # Transformers looks for the same key.
     is_model_parallel = "partitions" in os.environ.get("SM_HP_MP_PARAMETERS", "")
     params = {
         "sagemaker_distributed_dataparallel_enabled": not is_model_parallel,
@@ -83,14 +85,14 @@ def _of_a_rank(is_named: bool, is_script: bool) -> dict[str, str]:
     _add_to("SM_FRAMEWORK_PARAMS", params)
     found = {
         "SMDATAPARALLEL_SERVER_ADDR": os.environ["MASTER_ADDR"],
-        # SMDDP's torch.distributed store is at the port after next.
+        # SMDDP's torch.distributed store listens two ports above this one.
         "SMDATAPARALLEL_SERVER_PORT": str(int(os.environ["MASTER_PORT"]) - 2),
     }
     return found | _hosts()
 
 
 def is_data_parallel() -> bool:
-    """Whether this process is a rank of a job for SMDDP, by what transformers and Accelerate look at."""
+    """Returns whether this process is a rank of an SMDDP job, as transformers and Accelerate decide it."""
     try:
         given = json.loads(os.environ.get("SM_FRAMEWORK_PARAMS", "{}"))
     except ValueError:
@@ -101,7 +103,7 @@ def is_data_parallel() -> bool:
 
 
 def _add_to(name: str, params: dict[str, object]) -> None:
-    """Add what is not there: a job of SageMaker's with another launcher has its own words in it."""
+    """Adds the missing entries to a JSON variable. A SageMaker job with another launcher has its own."""
     try:
         given = json.loads(os.environ.get(name, "{}"))
     except ValueError:
@@ -111,7 +113,7 @@ def _add_to(name: str, params: dict[str, object]) -> None:
 
 
 def _hosts() -> dict[str, str]:
-    """Give names in place of SageMaker's, where it is known which host this is and each has as many ranks."""
+    """Returns the host variables if this host's index is known and all hosts have equally many ranks."""
     size, local_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if size == local_size:
         host = "0"
@@ -124,14 +126,14 @@ def _hosts() -> dict[str, str]:
 
 
 def _host_by_slot(local_size: int) -> str:
-    """Give the host's number where mpirun filled one host after the other, as it does and SMDDP asks for."""
+    """Returns the host's index if mpirun filled one host after the other, as is its default and SMDDP's."""
     is_in_turn = os.environ.get(_MAPPING, "").startswith("node")
     host, slot = divmod(int(os.environ["RANK"] or 0), local_size)
     return "" if is_in_turn or slot != int(os.environ["LOCAL_RANK"] or 0) else str(host)
 
 
 def take_back_job_variables() -> None:
-    """Give what set_job_variables() has set, and nobody has changed, the values from before."""
+    """Restores the variables that set_job_variables() set, unless they were changed since."""
     for name, (before, now) in _set.items():
         if os.environ.get(name) != now:
             continue

@@ -1,6 +1,6 @@
-"""Small changes to released packages for jobs of SageMaker Model Parallel, where several ranks are one model.
+"""Small changes to released packages for jobs of SageMaker Model Parallel, where several ranks share a model.
 
-Each does nothing in other jobs. As all bridges, they are made when their package is imported.
+They have no effect in other jobs. Like all bridges, they are applied when their package is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Undo = Callable[[], None]
 
 
 def trainer_computes_on_cpu(module: Any) -> _Undo:
-    """In these jobs TrainingArguments takes GPUs for granted."""
+    """In jobs of SageMaker Model Parallel, TrainingArguments assumes GPUs."""
     import torch
 
     cached = vars(module.TrainingArguments)["_setup_devices"]  # a functools.cached_property
@@ -37,7 +37,7 @@ def trainer_computes_on_cpu(module: Any) -> _Undo:
 
 
 def accelerate_counts_replicas(module: Any) -> _Undo:
-    """Accelerate takes every rank for a replica: it would give stages of one model different data."""
+    """Accelerate treats every rank as a replica, and would give the stages of one model different data."""
     loader, gather = module.prepare_data_loader, module.gather
     clip = module.Accelerator.clip_grad_norm_
 
@@ -85,7 +85,7 @@ def accelerate_counts_replicas(module: Any) -> _Undo:
 
 
 def accelerated_optimizer_saves_its_part(module: Any) -> _Undo:
-    """The Trainer saves the optimizer's part of each rank, but Accelerate has wrapped the optimizer."""
+    """The Trainer saves each rank's part of the optimizer, but Accelerate has wrapped the optimizer."""
 
     def local_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.optimizer.local_state_dict(*args, **kwargs)
@@ -95,7 +95,7 @@ def accelerated_optimizer_saves_its_part(module: Any) -> _Undo:
 
 
 def trainer_5_makes_no_optimizer(module: Any) -> _Undo:
-    """From 5.0 on the Trainer itself cannot train in these jobs, and it should say so."""
+    """From transformers 5.0 on, the Trainer cannot train in jobs of SageMaker Model Parallel."""
     plain = module.Trainer.train
     if int(version("transformers").partition(".")[0]) < 5:
         return lambda: None
@@ -104,7 +104,7 @@ def trainer_5_makes_no_optimizer(module: Any) -> _Undo:
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_model_parallel():
             raise RuntimeError(
-                f"[smdp] transformers {version('transformers')} makes no optimizer for SageMaker Model"
+                f"[smdp] transformers {version('transformers')} creates no optimizer for SageMaker Model"
                 " Parallel, so this Trainer cannot train; use smdp.transformers.Trainer(...,"
                 " plugins=[ModelParallel(stages=..., microbatches=...)]) without SM_HP_MP_PARAMETERS, or"
                 " transformers 4.57"

@@ -107,5 +107,5 @@ refused(
     lambda: hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), compression=Compressor), "or a class"
 )
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), compression=Spread())
-refused(lambda: weight.sum().backward(), "gave shape [1] for a gradient of shape [4]")
+refused(lambda: weight.sum().backward(), "returned shape [1] for a gradient of shape [4]")
 print(f"all is right on {hvd.size()} ranks", flush=True)

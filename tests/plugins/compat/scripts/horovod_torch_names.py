@@ -384,7 +384,7 @@ net(torch.full((1, 700), rank + 1.0)).sum().backward()
 same(net.bias.grad, np.ones(700))
 same(net.weight.grad[0], np.full(700, 1.5))
 
-refused(lambda: hvd.elastic, NotImplementedError, "horovod.torch.elastic is not there")
+refused(lambda: hvd.elastic, NotImplementedError, "horovod.torch.elastic is not supported")
 refused(lambda: __import__("horovod.torch.elastic"), ImportError, "torchrun --max-restarts")
 refused(lambda: hvd.start_timeline("t"), NotImplementedError, "SMDP_TRACE")
 refused(lambda: exec("from horovod.torch import start_timeline"), ImportError, "set SMDP_TRACE=FOLDER")
@@ -393,7 +393,7 @@ assert not hasattr(hvd, "start_timeline")
 refused(lambda: hvd.Compression.topk.compress(x), ValueError, "is 'topk'; allowed here")
 refused(lambda: hvd.init(comm=[0]), ValueError, "comm is [0]; allowed: all 2 ranks")
 refused(lambda: hvd.init(process_sets="static"), ValueError, "is 'static'; allowed: a list, or 'dynamic'")
-refused(lambda: hvd.allreduce(x, op=hvd.Adasum), ValueError, "Adasum is not there")
+refused(lambda: hvd.allreduce(x, op=hvd.Adasum), ValueError, "Adasum is not supported")
 for call in (hvd.allreduce, hvd.reducescatter):
     for factor in ("prescale_factor", "postscale_factor"):
         text = "factor of torch.int64 is 0.5; allowed for integers: whole numbers"
@@ -402,30 +402,30 @@ refused(lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "not bot
 refused(lambda: hvd.allreduce(x, compression=hvd.Compression.int8), ValueError, "is 'int8'; allowed here")
 refused(lambda: hvd.reducescatter(x, compression="fp8"), ValueError, "is 'fp8'; allowed: Compression.none")
 for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.allreduce_async_):
-    refused(lambda: call(3.0), TypeError, "got a float in place of a tensor")  # noqa: B023
+    refused(lambda: call(3.0), TypeError, "got a float instead of a tensor")  # noqa: B023
 for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async):
-    refused(lambda: call([1], 0), TypeError, "broadcast got a list in place of a tensor")  # noqa: B023
-refused(lambda: hvd.grouped_allreduce([x, 1]), TypeError, "allreduce got a int in place of a tensor")
+    refused(lambda: call([1], 0), TypeError, "broadcast got a list instead of a tensor")  # noqa: B023
+refused(lambda: hvd.grouped_allreduce([x, 1]), TypeError, "allreduce got a int instead of a tensor")
 for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
     refused(lambda: call(x[0]), ValueError, "along the first dimension, and this tensor is a scalar")  # noqa: B023
 for call in (hvd.synchronize, hvd.poll):
-    refused(lambda: call(77), TypeError, "got a int in place of the handle")  # noqa: B023
-refused(lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set is 3; needed: a hvd.ProcessSet")
-refused(lambda: hvd.DistributedOptimizer(net), TypeError, "got a Linear in place of an optimizer")
-refused(lambda: hvd.broadcast_optimizer_state(net, 0), TypeError, "got a Linear in place of an optimizer")
+    refused(lambda: call(77), TypeError, "got a int instead of a handle")  # noqa: B023
+refused(lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set is 3; expected an hvd.ProcessSet")
+refused(lambda: hvd.DistributedOptimizer(net), TypeError, "got a Linear instead of an optimizer")
+refused(lambda: hvd.broadcast_optimizer_state(net, 0), TypeError, "got a Linear instead of an optimizer")
 refused(lambda: wrapped(backward_passes_per_step="2"), TypeError, "= '2' is not valid; allowed: a num")
 refused(lambda: hvd.no_such_name, AttributeError, "has no 'no_such_name'")
 refused(lambda: hvd.DistributedOptimizer(base, [("a", net.bias)]), ValueError, "lacks 1 of")
 for call in (hvd.allreduce, hvd.reducescatter):
     refused(lambda: call(x > 1), ValueError, "op of a torch.bool tensor is Average; allowed: Sum")  # noqa: B023
-refused(lambda: hvd.broadcast_parameters([["a", x]], 0), TypeError, "got a list in place of a tensor")
-text = "the process set of ranks [0, 1] is not known"
+refused(lambda: hvd.broadcast_parameters([["a", x]], 0), TypeError, "got a list instead of a tensor")
+text = "the process set of ranks [0, 1] was not added"
 unknown = hvd.ProcessSet([0, 1])
 refused(lambda: hvd.allreduce(x, process_set=unknown), ValueError, text)
 refused(lambda: hvd.barrier(process_set=unknown), ValueError, text)
 refused(lambda: wrapped(process_set=unknown), ValueError, text)
 refused(unknown.rank, ValueError, text)
-refused(lambda: wrapped(process_set=hvd.ProcessSet([0])), ValueError, "of ranks [0] is not known")
+refused(lambda: wrapped(process_set=hvd.ProcessSet([0])), ValueError, "of ranks [0] was not added")
 state = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
 for call in (
     lambda: hvd.broadcast_object(rank, 0, process_set=even),
@@ -443,7 +443,7 @@ for call in (
         call()
     else:
         refused(call, ValueError, "rank 1 is not in the process set of ranks [0]")
-refused(lambda: hvd.alltoall(torch.ones(3)), ValueError, "do not divide")
+refused(lambda: hvd.alltoall(torch.ones(3)), ValueError, "do not divide evenly among 2 ranks; pass splits")
 refused(lambda: hvd.add_process_set(even), ValueError, "added already")
 assert not hasattr(hvd, "elastic")
 assert hvd.remove_process_set(even)

@@ -89,7 +89,7 @@ for name in ("start_timeline", "ProcessSet", "PartialDistributedGradientTape"):
     try:
         exec(f"from horovod.tensorflow import {name}")
     except ImportError as error:
-        assert f"horovod.tensorflow.{name} is not there: " in str(error), error
+        assert f"horovod.tensorflow.{name} is not supported: " in str(error), error
     else:
         sys.exit(f"{name} must fail")
 
@@ -183,11 +183,11 @@ refused(
     "backward_passes_per_step is 2",
 )
 refused(lambda: hvd.init(comm=[0]), ValueError, "comm is [0]; allowed: all 2 ranks")
-refused(lambda: hvd.elastic, NotImplementedError, "horovod.keras.elastic is not there")
+refused(lambda: hvd.elastic, NotImplementedError, "horovod.keras.elastic is not supported")
 refused(lambda: __import__("horovod.keras.elastic"), ImportError, "torchrun --max-restarts")
 refused(lambda: __import__("horovod.common.elastic"), ImportError, "horovod.common.elastic is not")
-refused(lambda: longer.elastic, NotImplementedError, "horovod.tensorflow.keras.elastic is not there")
-refused(lambda: tensorflow_hvd.Adasum, AttributeError, "Adasum is not there")
+refused(lambda: longer.elastic, NotImplementedError, "horovod.tensorflow.keras.elastic is not supported")
+refused(lambda: tensorflow_hvd.Adasum, AttributeError, "Adasum is not supported")
 refused(lambda: hvd.no_such_name, AttributeError, "horovod.keras has no 'no_such_name'")
 assert not hasattr(hvd, "elastic")
 if rank == 0:

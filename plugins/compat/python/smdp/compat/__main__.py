@@ -1,4 +1,4 @@
-"""`python -m smdp.compat train.py ...`: run a script with its SMDDP or Horovod answered by smdp."""
+"""`python -m smdp.compat train.py ...`: runs a script whose SMDDP or Horovod imports resolve to smdp."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from smdp_compat import install
 
 
 def main() -> None:
-    """Install, and become the script."""
+    """Installs the import finder, then runs the script in this process."""
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
-        sys.exit("usage: python -m smdp.compat [-m MODULE | FILE] [arguments of it]")
+        sys.exit("usage: python -m smdp.compat [-m MODULE | FILE] [arguments of the script]")
     install()
     if words[0] == "-m":
         if len(words) == 1:

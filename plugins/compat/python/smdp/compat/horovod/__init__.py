@@ -1,4 +1,4 @@
-"""What scripts import as `horovod`."""
+"""The package that scripts import as `horovod`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from smdp.compat.horovod.refusals import no_attribute
 
-__version__ = "0.28.1"  # whose names these are
+__version__ = "0.28.1"  # the Horovod release whose names this package provides
 
 
 def __getattr__(name: str) -> Any:

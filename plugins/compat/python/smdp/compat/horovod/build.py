@@ -1,53 +1,53 @@
-"""What Horovod says of how it was built: smdp needs none of these libraries."""
+"""Horovod's questions about its build. smdp needs none of these libraries."""
 
 from __future__ import annotations
 
 
 def mpi_threads_supported() -> bool:
-    """True: MPI may be used beside it."""
+    """Returns True: a script may use MPI alongside smdp."""
     return True
 
 
 def mpi_enabled() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def mpi_built() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """True: scripts ask this to know that no MPI is needed."""
+    """Returns True: scripts call this to learn that MPI is not needed."""
     return True
 
 
 def gloo_built() -> bool:
-    """True, see gloo_enabled()."""
+    """Returns True; see gloo_enabled()."""
     return True
 
 
 def nccl_built() -> int:
-    """0."""
+    """Returns 0."""
     return 0
 
 
 def ddl_built() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def cuda_built() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def rocm_built() -> bool:
-    """False."""
+    """Returns False."""
     return False

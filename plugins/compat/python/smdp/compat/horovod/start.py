@@ -1,4 +1,4 @@
-"""What hvd.init() takes, whatever the framework."""
+"""Checks of the arguments of hvd.init(), for all frameworks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def check_comm(comm: Any, size: int) -> None:
-    """Take a communicator that has all ranks: mpi4py's, or their numbers.
+    """Checks that a communicator, of mpi4py or a list of rank numbers, has all ranks.
 
     Raises:
-        ValueError: It has others, which smdp would not heed.
+        ValueError: It has only some of the ranks, or other ones.
     """
     if hasattr(comm, "Get_size"):
         is_whole = comm.Get_size() == size
@@ -20,16 +20,16 @@ def check_comm(comm: Any, size: int) -> None:
         is_whole = comm is None
     if not is_whole:
         raise ValueError(
-            f"[smdp] hvd.init(): comm is {comm!r}; allowed: all {size} ranks, which None gives. Start the"
-            " ranks as a job of their own, or give process_set= to the calls."
+            f"[smdp] hvd.init(): comm is {comm!r}; allowed: all {size} ranks, or None, which means all."
+            " Start these ranks as a separate job, or pass process_set= to the calls."
         )
 
 
 def sets_of(process_sets: Any) -> list[Any]:
-    """Give the sets to make at once: none where all of them come later.
+    """Returns the process sets that init() creates; none if the script adds all of them later.
 
     Raises:
-        ValueError: It is another word than "dynamic".
+        ValueError: It is a string other than "dynamic".
     """
     if not isinstance(process_sets, str):
         return list(process_sets or ())

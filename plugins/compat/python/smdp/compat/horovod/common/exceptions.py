@@ -8,8 +8,8 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Never raised: smdp and its Python package are one wheel."""
+    """Never raised: the native library and the Python package of smdp come in one wheel."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Never raised: worlds have a fixed size."""
+    """Never raised: a world has a fixed size."""

@@ -1,4 +1,4 @@
-"""`horovod.common.process_sets`, of PyTorch."""
+"""`horovod.common.process_sets`, for PyTorch."""
 
 from __future__ import annotations
 

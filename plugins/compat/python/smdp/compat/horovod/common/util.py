@@ -11,16 +11,16 @@ from smdp.compat.horovod.build import *  # noqa: F403
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether smdp works with a framework, "torch" or "tensorflow", that is installed."""
+    """Returns whether a framework is installed and supported by smdp: "torch" or "tensorflow"."""
     return ext_base_name in ("torch", "tensorflow") and find_spec(ext_base_name) is not None
 
 
 def check_extension(ext_name: str, *args: Any) -> None:
-    """Nothing: smdp has no extension that is built for a framework."""
+    """Does nothing: smdp has no extension that is built for a framework."""
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework, "torch" or "tensorflow", has a GPU here."""
+    """Returns whether the framework, "torch" or "tensorflow", sees a GPU in this process."""
     if ext_base_name == "torch":
         import torch
 
@@ -33,17 +33,17 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether a number is 1, 2, 4 and so on."""
+    """Returns whether a number is a power of two: 1, 2, 4, and so on."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def split_list(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
-    """Give so many parts of a list, the first of which have one more."""
+    """Splits a list into `parts` parts. If they cannot be equal, the first ones have one item more."""
     each, more = divmod(len(items), parts)
     begins = [part * each + min(part, more) for part in range(parts + 1)]
     return [items[begin:end] for begin, end in pairwise(begins)]
 
 
 def is_iterable(value: Any) -> bool:
-    """Whether it can be iterated over."""
+    """Returns whether a value can be iterated over."""
     return isinstance(value, Iterable)

@@ -35,15 +35,15 @@ broadcast_global_variables = graph.broadcast_global_variables
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:  # type: ignore[no-redef]
-    """Start; a second call does nothing.
+    """Initializes smdp. A second call does nothing.
 
     Raises:
-        NotImplementedError: There are process sets.
-        ValueError: comm has not all ranks.
+        NotImplementedError: `process_sets` is given.
+        ValueError: `comm` does not have all ranks.
     """
     if sets_of(process_sets):
         raise NotImplementedError(
-            "[smdp] hvd.init(process_sets=...) is not there for TensorFlow: after init() give"
+            "[smdp] hvd.init(process_sets=...) is not supported for TensorFlow: after init(), pass"
             " process_set=smdp.world().split(color) to the calls."
         )
     smdp.init()
@@ -62,10 +62,13 @@ def DistributedOptimizer(  # type: ignore[no-redef]
     op: Any = sdp.Average,
     **options: Any,
 ) -> Any:
-    """Make an optimizer, of tf.compat.v1 or Keras 3, average gradients; arguments after op by name.
+    """Makes an optimizer of tf.compat.v1 or Keras 3 average gradients over all ranks.
+
+    The arguments after `op` are passed by name.
 
     Raises:
-        ValueError: It is one of tf.compat.v1 and distributed already, or there are options it cannot take.
+        ValueError: The optimizer is of tf.compat.v1 and is distributed already, or does not support one of
+            the options.
     """
     passes = backward_passes_per_step
     return graph.distribute(
@@ -74,36 +77,36 @@ def DistributedOptimizer(  # type: ignore[no-redef]
 
 
 def rank_op(name: str | None = None) -> Any:
-    """The rank, as a tensor."""
+    """Returns the rank as a tensor."""
     return tf.constant(smdp.rank())
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks, as a tensor.
+    """Returns the number of ranks as a tensor.
 
     Raises:
-        NotImplementedError: Of a process set.
+        NotImplementedError: `process_set_id` is not 0.
     """
     if process_set_id:
         raise NotImplementedError(
-            f"[smdp] size_op({process_set_id}): process sets have no numbers for TensorFlow; take .size of"
-            " the smdp.Group that is one."
+            f"[smdp] size_op({process_set_id}): process sets have no ids for TensorFlow. Use the size"
+            " attribute of the smdp.Group instead."
         )
     return tf.constant(smdp.size())
 
 
 def barrier(process_set: Any = None, name: str | None = None) -> Any:  # type: ignore[no-redef]
-    """Return when all ranks have called it."""
+    """Waits until all ranks have called it."""
     return sdp.barrier(process_set=process_set)
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """The rank within its host, as a tensor."""
+    """Returns the rank within its host as a tensor."""
     return tf.constant(smdp.local_rank())
 
 
 def local_size_op(name: str | None = None) -> Any:
-    """The number of ranks on this host, as a tensor."""
+    """Returns the number of ranks on this host as a tensor."""
     return tf.constant(smdp.local_size())
 
 
@@ -113,35 +116,35 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: Any = None,
 ) -> list[Any]:
-    """Allgather of several tensors."""
+    """Gathers several tensors from all ranks; see allgather()."""
     return [allgather(tensor, name, process_set=process_set) for tensor in tensors]
 
 
 def grouped_reducescatter(tensors: Sequence[Any], *arguments: Any, **options: Any) -> list[Any]:
-    """Reducescatter of several tensors; arguments as of one."""
+    """Reduces and scatters several tensors; see reducescatter() for the arguments."""
     return [reducescatter(tensor, *arguments, **options) for tensor in tensors]
 
 
 def cross_size() -> int:
-    """Number of hosts."""
+    """Returns the number of hosts."""
     return len(smdp.world().hosts)
 
 
 def cross_rank() -> int:
-    """Number of this host."""
+    """Returns the index of this host."""
     own = smdp.rank()
     return next(index for index, ranks in enumerate(smdp.world().hosts) if own in ranks)
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have as many ranks."""
+    """Returns whether all hosts have the same number of ranks."""
     return len({len(ranks) for ranks in smdp.world().hosts}) == 1
 
 
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: Any = None
 ) -> Any:
-    """Give every variable the root's value, and their values as tensors."""
+    """Sets every variable to the root's value and returns the values as tensors."""
     done = broadcast_variables(variables, root_rank, process_set)
     with tf.control_dependencies([] if done is None else [done]):
         return [tf.identity(variable) for variable in variables]
@@ -150,14 +153,15 @@ def broadcast_(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: Any = None
 ) -> Callable[[Any], Any]:
-    """Give broadcast_object with all arguments but the object."""
+    """Returns broadcast_object() with all arguments set but the object."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def join(device: int = -1) -> Any:
-    """Return when all ranks have called it, after the same number of batches; give the last rank.
+    """Waits until all ranks have called it, and returns the last rank.
 
-    Where another rank has more batches it waits for this one, and both end with the timeout.
+    All ranks must have run the same number of batches. If another rank has more, it waits for this rank,
+    and both fail with a timeout.
 
     Args:
         device: Not used.

@@ -9,4 +9,4 @@ FP16Compressor = Compression.fp16
 
 
 class Compressor:
-    """What scripts derive their own from, with a compress() and a decompress(); they need not."""
+    """Optional base class for a script's own compressors, which have compress() and decompress()."""

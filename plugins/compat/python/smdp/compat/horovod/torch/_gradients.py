@@ -1,8 +1,8 @@
-"""The operations that give a new tensor, as autograd sees them.
+"""Autograd functions of the operations that return a new tensor.
 
-Their gradients follow Horovod's rules, which scripts are tuned to. Three of them are not the derivatives:
-those of allgather and broadcast are means over the ranks, where the derivatives are sums; that of
-reducescatter is larger than the derivative by the number of ranks.
+The gradients follow Horovod's rules, because scripts are tuned to them. Three of them are not the
+derivatives: for allgather and broadcast they are means over the ranks, where the derivatives are sums; for
+reducescatter the gradient is the derivative times the number of ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from smdp.compat.horovod.torch.world import ProcessSet
 
 
 class Allreduce(torch.autograd.Function):
-    """Its gradient is the allreduce of the gradients."""
+    """Allreduce, whose gradient is the allreduce of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, op: str, pre: float, post: float, members: ProcessSet) -> Tensor:
@@ -39,12 +39,12 @@ class Allreduce(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         op, pre, post, members = ctx.options
         if op not in (Average, Sum):
-            raise RuntimeError(f"[smdp] allreduce with {op} has no gradient; Average and Sum have.")
+            raise RuntimeError(f"[smdp] allreduce with {op} has no gradient; use Average or Sum.")
         return synchronize(allreduce_async(gradient, None, None, op, pre, post, members)), *[None] * 4
 
 
 class Allgather(torch.autograd.Function):
-    """Its gradient is this rank's rows of the mean over all ranks."""
+    """Allgather, whose gradient is this rank's rows of the mean over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, members: ProcessSet) -> Tensor:
@@ -61,7 +61,7 @@ class Allgather(torch.autograd.Function):
 
 
 class Broadcast(torch.autograd.Function):
-    """Its gradient is the mean over all ranks on the root, and zeros elsewhere."""
+    """Broadcast, whose gradient is the mean over all ranks on the root, and zero on the others."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root: int, members: ProcessSet) -> Tensor:
@@ -76,13 +76,13 @@ class Broadcast(torch.autograd.Function):
 
 
 class Alltoall(torch.autograd.Function):
-    """Its gradient is the way back."""
+    """Alltoall, whose gradient is the alltoall in the opposite direction."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Any, members: ProcessSet) -> Any:
         even = [tensor.shape[0] // members.size()] * members.size() if splits is None else splits
         if splits is None and tensor.shape[0] % members.size():
-            even = None  # alltoall_async says what is wrong
+            even = None  # alltoall_async raises the error
         out, received = synchronize(alltoall_async(tensor, even, None, members))
         ctx.received, ctx.members = received, members
         ctx.mark_non_differentiable(received)
@@ -95,7 +95,7 @@ class Alltoall(torch.autograd.Function):
 
 
 class Reducescatter(torch.autograd.Function):
-    """Its gradient is what all ranks have, joined; for Sum, times the number of ranks."""
+    """Reducescatter, whose gradient is the allgather of the gradients; for Sum, times the number of ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, op: str, pre: float, post: float, members: ProcessSet) -> Tensor:
@@ -107,6 +107,6 @@ class Reducescatter(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         op, pre, post, members = ctx.options
         if op not in (Average, Sum):
-            raise RuntimeError(f"[smdp] reducescatter with {op} has no gradient; Average and Sum have.")
+            raise RuntimeError(f"[smdp] reducescatter with {op} has no gradient; use Average or Sum.")
         scale = pre * post * (members.size() if op == Sum else 1)
         return synchronize(allgather_async(gradient * scale, None, members)), *[None] * 4

@@ -1,6 +1,6 @@
-"""Operations that return at once, in place and into a new tensor.
+"""Operations that return at once, in place or with a new tensor.
 
-Ranks make them in one order. Where the program gives names these are compared.
+All ranks must start them in the same order. If the program passes names, they are compared.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _OPS = {
 
 @dataclass(eq=False)
 class Handle:
-    """An operation in flight; synchronize() gives its result, as often as it is asked."""
+    """An operation in progress. synchronize() returns its result, any number of times."""
 
     works: list[Any]
     finish: Callable[[], Any]
     results: list[Any] = field(default_factory=list)
 
     def __call__(self) -> Any:
-        """Give its result: Horovod's handle of a sparse tensor is a function."""
+        """Returns the result, because Horovod's handle of a sparse tensor is a function."""
         return synchronize(self)
 
 
 def synchronize(handle: Handle) -> Any:
-    """Wait for an operation and give its result.
+    """Waits for an operation and returns its result.
 
     Raises:
-        TypeError: It is no handle.
+        TypeError: The argument is not a handle.
     """
     _check_handle("synchronize", handle)
     for work in handle.works:
@@ -60,10 +60,10 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether synchronize() would not wait.
+    """Returns whether the operation is done, which means that synchronize() would not wait.
 
     Raises:
-        TypeError: It is no handle.
+        TypeError: The argument is not a handle.
     """
     _check_handle("poll", handle)
     return all(work.is_completed() for work in handle.works)
@@ -72,24 +72,24 @@ def poll(handle: Handle) -> bool:
 def _check_handle(call: str, handle: Any) -> None:
     if not isinstance(handle, Handle):
         raise TypeError(
-            f"[smdp] {call} got a {type(handle).__name__} in place of the handle that a call ending in _async"
-            " or _async_ gives."
+            f"[smdp] {call} got a {type(handle).__name__} instead of a handle; pass the handle that a call"
+            " ending in _async or _async_ returns."
         )
 
 
 def operation(op: Any, average: bool | None) -> str:
-    """Give the operation that two arguments name, by default Average.
+    """Returns the operation that `op` or the older `average` names; the default is Average.
 
     Raises:
-        ValueError: Both are given, or it is not supported.
+        ValueError: Both are given, or the operation is not supported.
     """
     if op is not None and average is not None:
-        raise ValueError("[smdp] give op or average, not both.")
+        raise ValueError("[smdp] pass op or average, not both.")
     if op is None:
         op = Sum if average is False else Average
     if op not in _OPS:
         raise ValueError(
-            f"[smdp] op is {op!r}; allowed: Average, Sum, Min, Max, Product. Adasum is not there."
+            f"[smdp] op is {op!r}; allowed: Average, Sum, Min, Max, Product. Adasum is not supported."
         )
     return str(op)
 
@@ -99,31 +99,31 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _scale(factor: float, tensor: Tensor) -> float:
-    """Give a factor as the tensor can be multiplied by it."""
+    """Returns a factor in the type by which the tensor can be multiplied."""
     if not _is_whole(tensor):
         return factor
     if not float(factor).is_integer():
         raise ValueError(
-            f"[smdp] the factor of {tensor.dtype} is {factor}; allowed for integers: whole numbers. Give"
+            f"[smdp] the factor of {tensor.dtype} is {factor}; allowed for integers: whole numbers. Pass"
             " tensor.float(), or scale the result."
         )
     return int(factor)
 
 
 def _reduction(kind: str, tensor: Tensor) -> Any:
-    """Give torch's: a mean of floats is divided in the sum, which so cannot overflow."""
+    """Returns torch's operation. AVG divides before it adds, so a mean of floats cannot overflow."""
     return dist.ReduceOp.AVG if kind == Average and not _is_whole(tensor) else _OPS[kind]
 
 
 def _summed(kind: str, tensor: Tensor) -> Tensor:
-    """Give what is reduced in a tensor's place: a sum of narrow integers overflows where their mean fits.
+    """Returns the tensor to reduce: narrow integers are widened, because their sum may overflow in a mean.
 
     Raises:
-        ValueError: A mean of bool.
+        ValueError: `kind` is Average and the dtype is bool.
     """
     if kind == Average and tensor.dtype == torch.bool:
         raise ValueError(
-            "[smdp] op of a torch.bool tensor is Average; allowed: Sum, Min, Max, Product. For a mean give"
+            "[smdp] op of a torch.bool tensor is Average; allowed: Sum, Min, Max, Product. For a mean, pass"
             " tensor.float()."
         )
     is_narrow = kind == Average and tensor.dtype in (torch.uint8, torch.int8, torch.int16)
@@ -145,7 +145,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start one for several tensors, in place."""
+    """Starts an allreduce of several tensors in place; arguments as in allreduce_async_."""
     kind = operation(op, average)
     check_included(process_set)
     tensors = list(tensors)
@@ -185,7 +185,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an allreduce in place."""
+    """Starts an allreduce in place; arguments as in allreduce."""
     group = grouped_allreduce_async_(
         [tensor], average, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -193,13 +193,13 @@ def allreduce_async_(
 
 
 def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start an allreduce into a new tensor; arguments as in allreduce_async_."""
+    """Starts an allreduce into a new tensor; arguments as in allreduce_async_."""
     check_tensor("allreduce", tensor)
     return allreduce_async_(tensor.detach().clone(), *args, **kwargs)
 
 
 def grouped_allreduce_async(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Handle:
-    """Start one for several tensors; arguments as in allreduce_async_."""
+    """Starts an allreduce of several tensors into new ones; arguments as in allreduce_async_."""
     tensors = list(tensors)
     for tensor in tensors:
         check_tensor("allreduce", tensor)
@@ -210,7 +210,7 @@ def grouped_allreduce_async(tensors: Sequence[Tensor], *args: Any, **kwargs: Any
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start an allgather along the first dimension, which may differ between ranks."""
+    """Starts an allgather along the first dimension, whose size may differ between ranks."""
     check_rows("allgather", tensor)
     check_included(process_set)
     size = process_set.size()
@@ -226,7 +226,7 @@ def allgather_async(
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start an allgather of several tensors."""
+    """Starts an allgather of several tensors."""
     return _together([allgather_async(tensor, name, process_set) for tensor in tensors])
 
 
@@ -234,7 +234,7 @@ def grouped_allgather_async(
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start a broadcast in place; root_rank counts in the world."""
+    """Starts a broadcast in place. `root_rank` is a rank of the world."""
     check_tensor("broadcast", tensor)
     check_included(process_set)
     with torch.no_grad():
@@ -243,7 +243,7 @@ def broadcast_async_(
 
 
 def broadcast_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start a broadcast into a new tensor; arguments as in broadcast_async_."""
+    """Starts a broadcast into a new tensor; arguments as in broadcast_async_."""
     check_tensor("broadcast", tensor)
     return broadcast_async_(tensor.detach().clone(), *args, **kwargs)
 
@@ -255,21 +255,22 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an alltoall: rows for rank 0, then for rank 1, and so on."""
+    """Starts an alltoall. The tensor holds the rows for rank 0, then those for rank 1, and so on."""
     check_rows("alltoall", tensor)
     check_included(process_set)
     size = process_set.size()
     if splits is None and tensor.shape[0] % size != 0:
         raise ValueError(
-            f"[smdp] alltoall of {tensor.shape[0]} rows between {size} ranks: they do not divide; give"
-            " splits."
+            f"[smdp] alltoall got {tensor.shape[0]} rows, which do not divide evenly among {size} ranks;"
+            " pass splits."
         )
     sent = (
         [tensor.shape[0] // size] * size if splits is None else torch.as_tensor(splits, device="cpu").tolist()
     )
     if len(sent) != size or sum(sent) != tensor.shape[0]:
         raise ValueError(
-            f"[smdp] alltoall: splits are {sent}; needed: {size} that add up to {tensor.shape[0]} rows."
+            f"[smdp] alltoall: splits are {sent}; expected {size} numbers that add up to"
+            f" {tensor.shape[0]} rows."
         )
     received = torch.empty(size, dtype=torch.int64, device="cpu")
     dist.all_to_all_single(received, torch.tensor(sent, device="cpu"), group=process_set.group)
@@ -294,7 +295,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start a reducescatter along the first dimension; the first ranks take a row more."""
+    """Starts a reducescatter along the first dimension. The first ranks get one row more if it is uneven."""
     check_rows("reducescatter", tensor)
     kind = operation(op, None)
     check_included(process_set)
@@ -321,7 +322,7 @@ def reducescatter_async(
 
 
 def grouped_reducescatter_async(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Handle:
-    """Start a reducescatter of several tensors; arguments as in reducescatter_async."""
+    """Starts a reducescatter of several tensors; arguments as in reducescatter_async."""
     return _together([reducescatter_async(tensor, *args, **kwargs) for tensor in tensors])
 
 

@@ -1,7 +1,7 @@
 """allreduce, allgather, broadcast, alltoall and reducescatter, in place and grouped.
 
-Those that give a new tensor have gradients. All ranks must make the same calls in the same order. Where the
-program gives names these are compared.
+Operations that return a new tensor have gradients. All ranks must make the same calls in the same order. If
+the program passes names, they are compared.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from smdp.compat.horovod.torch.world import ProcessSet, check_included, global_p
 
 
 def allreduce_(*args: Any, **kwargs: Any) -> Any:
-    """Allreduce in place; arguments as in allreduce_async_."""
+    """Reduces a tensor in place over all ranks; arguments as in allreduce_async_."""
     return synchronize(allreduce_async_(*args, **kwargs))
 
 
 def grouped_allreduce_(*args: Any, **kwargs: Any) -> Any:
-    """Allreduce of several tensors in place; arguments as in grouped_allreduce_async_."""
+    """Reduces several tensors in place over all ranks; arguments as in grouped_allreduce_async_."""
     return synchronize(grouped_allreduce_async_(*args, **kwargs))
 
 
@@ -47,18 +47,18 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Give the tensor reduced over all ranks.
+    """Returns the tensor reduced over all ranks.
 
     Args:
-        tensor: The same shape and dtype on all ranks.
-        average: Horovod's old spelling of op.
-        name: Ranks compare it.
-        compression: Compression.fp16 or bf16 sends a float32 tensor in 16 bits; or one's own, with compress()
-            and decompress().
-        op: Average, Sum, Min, Max or Product; default Average.
-        prescale_factor: Multiplies the input.
-        postscale_factor: Multiplies the result.
-        process_set: The ranks.
+        tensor: The input; its shape and dtype must be the same on all ranks.
+        average: Older form of `op`: True means Average, False means Sum.
+        name: Optional name of the call, which must be the same on all ranks.
+        compression: Compression.fp16 or Compression.bf16 sends a float32 tensor in 16 bits. A script's own
+            compressor has compress() and decompress().
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: Factor that multiplies the input.
+        postscale_factor: Factor that multiplies the result.
+        process_set: The ranks that take part; all by default.
     """
     check_tensor("allreduce", tensor)
     kind = operation(op, average)
@@ -79,7 +79,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Give each tensor reduced over all ranks; arguments as in allreduce."""
+    """Returns each tensor reduced over all ranks; arguments as in allreduce."""
     kind = operation(op, average)
     return [
         allreduce(tensor, None, name, compression, kind, prescale_factor, postscale_factor, process_set)
@@ -91,13 +91,13 @@ def grouped_allreduce(
 def allgather(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Give all ranks' tensors, joined along the first dimension."""
+    """Returns the tensors of all ranks concatenated along the first dimension."""
     gathered: Tensor = Allgather.apply(tensor, process_set)
     return gathered
 
 
 def broadcast_(*args: Any, **kwargs: Any) -> Any:
-    """Broadcast in place; arguments as in broadcast_async_."""
+    """Sets the tensor to the root's; arguments as in broadcast_async_."""
     return synchronize(broadcast_async_(*args, **kwargs))
 
 
@@ -105,7 +105,7 @@ def broadcast_(*args: Any, **kwargs: Any) -> Any:
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Give the root's tensor."""
+    """Returns the root's tensor."""
     received: Tensor = Broadcast.apply(tensor, root_rank, process_set)
     return received
 
@@ -117,7 +117,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give the rows from all ranks; with splits also how many came from each."""
+    """Returns the rows from all ranks; with `splits`, also how many came from each rank."""
     check_rows("alltoall", tensor)
     out, received = Alltoall.apply(tensor, splits, process_set)
     return out if splits is None else (out, received)
@@ -133,7 +133,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Give this rank's rows of the sum or mean."""
+    """Returns this rank's rows of the sum or mean over all ranks."""
     check_rows("reducescatter", tensor)
     wire = compressor(compression)
     small, ctx = wire.compress(tensor)
@@ -145,25 +145,26 @@ def reducescatter(
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """Allgather of several tensors."""
+    """Gathers several tensors from all ranks; arguments as in allgather."""
     return [allgather(tensor, name, process_set) for tensor in tensors]
 
 
 def grouped_reducescatter(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
-    """Reducescatter of several tensors; arguments as in reducescatter."""
+    """Reduces and scatters several tensors; arguments as in reducescatter."""
     return [reducescatter(tensor, *args, **kwargs) for tensor in tensors]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks of the set have called it."""
+    """Waits until all ranks of the set have called it."""
     check_included(process_set)
     dist.barrier(group=process_set.group)
 
 
 def join(device: int = -1) -> int:
-    """Return when all ranks have called it, after the same number of batches; give the last rank.
+    """Waits until all ranks have called it, and returns the last rank.
 
-    Where another rank has more batches it waits for this one, and both end with the timeout.
+    All ranks must have run the same number of batches. If another rank has more, it waits for this rank,
+    and both fail with a timeout.
 
     Args:
         device: Not used.

@@ -1,4 +1,4 @@
-"""What gradients travel as between hosts."""
+"""Compressors, which choose the format in which gradients are sent between hosts."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from torch import Tensor
 
 
 class Compressor:
-    """What scripts derive their own from, with a compress() and a decompress(); they need not."""
+    """Optional base class for a script's own compressors, which have compress() and decompress()."""
 
 
 class NoneCompressor(Compressor):
-    """Sends a tensor as it is; the base of those that cast."""
+    """Sends a tensor unchanged. Base class of the compressors that cast."""
 
     name = "none"
     wire: ClassVar[torch.dtype | None] = None
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:
-        """Give the tensor to send, and what decompress() needs."""
+        """Returns the tensor to send and the dtype for decompress(), or None if there is nothing to undo."""
         if cls.wire is None or tensor.dtype not in (torch.float32, torch.float64):
             return tensor, None
         return tensor.to(cls.wire), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: torch.dtype | None) -> Tensor:
-        """Give the received tensor the dtype that it had before compress()."""
+        """Returns the received tensor in the dtype that it had before compress()."""
         return tensor if ctx is None else tensor.to(ctx)
 
 
@@ -44,7 +44,7 @@ class _BF16Compressor(NoneCompressor):
 
 
 class _Int8Compressor(NoneCompressor):
-    """Of the core, which keeps what it leaves out for the next step."""
+    """Compression in the core, which carries what it leaves out into the next step."""
 
     name = "int8"
 
@@ -52,7 +52,7 @@ class _Int8Compressor(NoneCompressor):
     def compress(cls, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:
         raise ValueError(
             f"[smdp] compression is {cls.name!r}; allowed here: Compression.none, fp16, bf16. int8 and topk"
-            " keep what they leave out for the next step, and are for DistributedOptimizer."
+            " carry what they leave out into the next step, so only DistributedOptimizer takes them."
         )
 
 
@@ -61,7 +61,7 @@ class _TopKCompressor(_Int8Compressor):
 
 
 class Compression:
-    """What compression= takes, Horovod's two and smdp's."""
+    """The values of compression=: Horovod's none and fp16, and smdp's bf16, int8 and topk."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
@@ -77,10 +77,10 @@ _KNOWN = {
 
 
 def compressor(given: Any) -> Any:
-    """Give what compresses: one of Compression, also by its name, or a script's own.
+    """Returns the compressor that is given as a member of Compression, as its name, or as a script's own.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: It is none of these.
     """
     if isinstance(given, str) and given in _KNOWN:
         return _KNOWN[given]
@@ -93,5 +93,5 @@ def compressor(given: Any) -> Any:
 
 
 def name_in_core(given: Any) -> str | None:
-    """Give the core's name of one of Compression; None for a script's own."""
+    """Returns the core's name for a member of Compression, or None for a script's own compressor."""
     return next((name for name, known in _KNOWN.items() if known is given), None)

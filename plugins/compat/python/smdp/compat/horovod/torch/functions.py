@@ -1,4 +1,4 @@
-"""The same start on all ranks, and objects between them."""
+"""Broadcasts that give all ranks the same initial state, and collectives of Python objects."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give everybody the root's tensors.
+    """Sends the root's tensors to all ranks, in place.
 
     Args:
-        params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`; what is no tensor
-            is left out.
-        root_rank: Whose.
-        process_set: The ranks.
+        params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`. Values that are not
+            tensors are skipped.
+        root_rank: The rank whose tensors are sent.
+        process_set: The ranks that take part; all by default.
 
     Raises:
         TypeError: An entry is neither a tuple nor a tensor.
@@ -47,8 +47,8 @@ def _value(entry: Any) -> Any:
         return entry[1]
     if not isinstance(entry, torch.Tensor):
         raise TypeError(
-            f"[smdp] broadcast_parameters got a {type(entry).__name__} in place of a tensor, or of a tuple"
-            " of a name and a tensor. Give model.state_dict(), named_parameters() or parameters()."
+            f"[smdp] broadcast_parameters got a {type(entry).__name__} instead of a tensor, or a tuple of"
+            " a name and a tensor. Pass model.state_dict(), named_parameters() or parameters()."
         )
     return entry
 
@@ -59,19 +59,19 @@ def broadcast_optimizer_state(
     model: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give everybody the root's optimizer state, learning rate and momentum included.
+    """Sends the root's optimizer state, including learning rate and momentum, to all ranks.
 
     Raises:
-        TypeError: It is no optimizer of torch's.
-        ValueError: An LBFGS, whose state cannot be sent so.
+        TypeError: `optimizer` is not a torch optimizer.
+        ValueError: `optimizer` is an LBFGS, whose state cannot be broadcast.
     """
     if not hasattr(optimizer, "load_state_dict") or isinstance(optimizer, torch.nn.Module):
         raise TypeError(
-            f"[smdp] broadcast_optimizer_state got a {type(optimizer).__name__} in place of an optimizer of"
-            " torch.optim's."
+            f"[smdp] broadcast_optimizer_state got a {type(optimizer).__name__} instead of an optimizer of"
+            " torch.optim."
         )
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("[smdp] cannot broadcast the state of LBFGS.")
+        raise ValueError("[smdp] broadcast_optimizer_state cannot broadcast the state of LBFGS.")
     check_included(process_set)
     is_root = dist.get_rank() == root_rank
     file = io.BytesIO()
@@ -79,7 +79,7 @@ def broadcast_optimizer_state(
         torch.save(optimizer.state_dict(), file)
     data = broadcast_object(file.getvalue(), root_rank, process_set=process_set)
     if not is_root:
-        # The root's GPU has a number that need not be there, or is another rank's.
+        # The index of the root's GPU may not exist here, or may be another rank's GPU.
         optimizer.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
 
 
@@ -89,7 +89,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give the root's object, pickled on its way."""
+    """Returns the root's object, which is sent pickled."""
     check_included(process_set)
     is_root = dist.get_rank() == root_rank
     held = [dumps(obj) if is_root else b""]
@@ -100,14 +100,14 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """Give broadcast_object with all arguments but the object."""
+    """Returns broadcast_object() with all arguments set but the object."""
     return lambda obj: broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Give every rank's object."""
+    """Returns the objects of all ranks, in rank order."""
     check_included(process_set)
     held: list[Any] = [None] * process_set.size()
     dist.all_gather_object(held, dumps(obj), group=process_set.group)

@@ -1,4 +1,4 @@
-"""The names that programs give calls. Ranks compare them."""
+"""Names of calls, which ranks compare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def under_its_name(function: _Function) -> _Function:
-    """Returns the argument by which a function takes the name."""
+    """Decorates a function so that ranks compare its argument `name`, if it is given."""
     place = list(inspect.signature(function).parameters).index("name")
 
     @functools.wraps(function)

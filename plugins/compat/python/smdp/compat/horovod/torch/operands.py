@@ -1,4 +1,4 @@
-"""What a collective takes: one tensor, with rows where it goes along the first dimension."""
+"""Checks of the tensors that are passed to collectives."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from torch import Tensor
 
 
 def check_tensor(call: str, tensor: Any) -> None:
-    """Refuse what is no tensor.
+    """Checks that an argument is a tensor.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is not a tensor.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(
-            f"[smdp] {call} got a {type(tensor).__name__} in place of a tensor. Give torch.as_tensor(...) of"
-            " it."
+            f"[smdp] {call} got a {type(tensor).__name__} instead of a tensor. Convert it with"
+            " torch.as_tensor(...)."
         )
 
 
 def check_rows(call: str, tensor: Any) -> None:
-    """Refuse what has no first dimension.
+    """Checks that an argument is a tensor with at least one dimension.
 
     Raises:
-        TypeError: It is no tensor.
+        TypeError: It is not a tensor.
         ValueError: It is a scalar.
     """
     check_tensor(call, tensor)
     if tensor.dim() == 0:
         raise ValueError(
-            f"[smdp] {call} goes along the first dimension, and this tensor is a scalar. Give"
+            f"[smdp] {call} works along the first dimension, but this tensor is a scalar. Pass"
             " tensor.reshape(1)."
         )

@@ -1,4 +1,4 @@
-"""An optimizer that steps with the gradients of all ranks."""
+"""Optimizers that average the gradients of all ranks before each step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from smdp.torch.plugin_support import (
     stand_in_like,
 )
 
-# Who counts a parameter's gradients, by its id: the optimizer that was wrapped last.
+# By id of a parameter: the optimizer that counts its gradients, which is the one that was wrapped last.
 _owners: dict[int, weakref.ref[_DistributedOptimizer]] = {}
 
 
@@ -48,33 +48,33 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give an optimizer of the same class, parameters and state that averages gradients while backward runs.
+    """Returns an optimizer of the same class, parameters and state that averages gradients during backward.
 
-    On a GPU, or with a compressor of the script's own, it averages them at the end of backward.
+    On a GPU, or with a script's own compressor, it averages them at the end of backward. If a parameter gets
+    gradients more than `backward_passes_per_step` times before step(), backward raises a RuntimeError.
 
     Args:
-        optimizer: Any of torch's.
-        named_parameters: Names for messages.
-        compression: What float32 gradients travel as between hosts, one of Compression; or one's own, with
-            compress() and decompress(), for every gradient on every rank.
-        backward_passes_per_step: Gradients of so many backwards add up before they are averaged.
+        optimizer: A torch optimizer.
+        named_parameters: Names of the parameters, such as `model.named_parameters()`; they are checked.
+        compression: Format in which float32 gradients are sent between hosts, a member of Compression. A
+            script's own compressor, with compress() and decompress(), applies to all gradients on all ranks.
+        backward_passes_per_step: Number of backward passes whose gradients add up before they are averaged.
         op: Average or Sum.
-        gradient_predivide_factor: Not used; smdp's means need none.
-        num_groups: Not used; fusion buffers follow from sizes.
+        gradient_predivide_factor: Not used; smdp's means do not need it.
+        num_groups: Not used; fusion buffers depend on sizes.
         groups: Not used.
-        sparse_as_dense: Make sparse gradients dense before they are averaged. Otherwise their rows are
-            gathered, and they stay sparse.
-        process_set: The ranks.
+        sparse_as_dense: Whether to make sparse gradients dense before they are averaged. By default, their
+            rows are gathered, and they stay sparse.
+        process_set: The ranks that take part; all by default.
 
     Raises:
-        TypeError: It is no optimizer of torch's.
-        ValueError: An argument is wrong, the names do not fit the optimizer, or the set is not known.
-        RuntimeError: In a backward: one more than backward_passes_per_step since the last step.
+        TypeError: `optimizer` is not a torch optimizer.
+        ValueError: An argument is wrong, the names do not match the optimizer, or the set was not added.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"[smdp] DistributedOptimizer got a {type(optimizer).__name__} in place of an optimizer of"
-            " torch.optim's."
+            f"[smdp] DistributedOptimizer got a {type(optimizer).__name__} instead of an optimizer of"
+            " torch.optim."
         )
     check_known(process_set)
     kind = operation(op, None)
@@ -84,7 +84,7 @@ def DistributedOptimizer(
     base = type(optimizer)
     cls: Any = type(base.__name__, (_DistributedOptimizer, base), {})
     made = cls.__new__(cls)
-    # A scheduler made before leaves its own step() in the instance, which would hide ours.
+    # A scheduler that was created before puts its step() into the instance, which would hide this class's.
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
     parameters = with_names(optimizer, named_parameters)
     made._attach(
@@ -99,7 +99,7 @@ def DistributedOptimizer(
 
 
 def _sparse_of(optimizer: torch.optim.Optimizer, count: int, *, as_dense: bool) -> set[int] | None:
-    """Returns the indices of sparse gradients among `count`; None: the first step will tell."""
+    """Returns the indices of sparse gradients among `count`, or None if only the first step can tell."""
     if as_dense:
         return set()
     return set(range(count)) if isinstance(optimizer, torch.optim.SparseAdam) else None
@@ -113,7 +113,7 @@ def _check_passes(given: Any) -> None:
 
 
 class _DistributedOptimizer:
-    """Comes before the optimizer's own class."""
+    """Mixin that comes before the optimizer's own class."""
 
     def _attach(
         self,
@@ -139,7 +139,7 @@ class _DistributedOptimizer:
         self._replace_others()
         me = weakref.ref(self)
         for parameter in self._parameters:
-            if not isinstance(self, torch.optim.SparseAdam):  # which takes no dense gradients
+            if not isinstance(self, torch.optim.SparseAdam):  # SparseAdam takes no dense gradients
                 _give_zeros(parameter)
             _owners[id(parameter)] = me
             parameter.register_post_accumulate_grad_hook(_counting(me))
@@ -166,10 +166,10 @@ class _DistributedOptimizer:
         )
 
     def _replace_others(self) -> None:
-        """Takes over from optimizers that were wrapped for the same parameters before.
+        """Takes over parameters from optimizers that were wrapped before.
 
         Raises:
-            ValueError: Another one keeps some, and they would be summed twice.
+            ValueError: Another optimizer keeps other parameters too, and op=Sum would sum shared ones twice.
         """
         uses = (_owners.get(key, lambda: None)() for key in self._known)
         others = {id(other): other for other in uses if other is not None}
@@ -180,13 +180,13 @@ class _DistributedOptimizer:
             elif Sum in (self._kind, other._kind):
                 raise ValueError(
                     f"[smdp] DistributedOptimizer shares {len(other._known & self._known)} of its"
-                    f" {len(self._known)} parameters with another one, and op=Sum would sum their gradients"
-                    " twice. Give them to one of the two, or use Average."
+                    f" {len(self._known)} parameters with another optimizer, and op=Sum would sum their"
+                    " gradients twice. Pass them to only one of the two, or use Average."
                 )
 
     def _begin_step(self) -> None:
         self._pass = 0
-        self._is_in_backward = False  # also where the last one has failed
+        self._is_in_backward = False  # also if the last backward failed
         self._is_reduced = False
         self._is_synchronized = False
         self._counts: dict[int, int] = {}
@@ -194,20 +194,21 @@ class _DistributedOptimizer:
     def _count(self, parameter: torch.Tensor) -> None:
         if self._hooks is None:
             self._begin_backward()
-        # By parameter: two backwards over different ones are a pass each, and so are reentrant checkpoints'.
+        # Counted per parameter: two backwards may reach different ones, as with reentrant checkpoints.
         count = self._counts[id(parameter)] = self._counts.get(id(parameter), 0) + 1
         if count > self._passes:
             raise RuntimeError(
                 f"[smdp] gradients were computed more than backward_passes_per_step={self._passes} times"
-                " before step(). Give DistributedOptimizer(backward_passes_per_step=...) the backwards of a"
-                " step, or call step(), synchronize() or zero_grad() of the optimizer between them."
+                " before step(). Set DistributedOptimizer(backward_passes_per_step=...) to the number of"
+                " backwards per step, or call the optimizer's step(), synchronize() or zero_grad() between"
+                " them."
             )
 
     def _check_sum(self) -> None:
-        # A mean of means is the mean, but what was summed must not be summed again.
+        # Averaging twice does not change a mean, but gradients that were summed must not be summed again.
         if self._kind == Sum and self._is_reduced:
             raise RuntimeError(
-                "[smdp] op=Sum: gradients came after others of the same step had been summed. Let every"
+                "[smdp] op=Sum: gradients came after others of the same step had been summed. Make every"
                 " backward reach all parameters (torch.utils.checkpoint with use_reentrant=False), or use"
                 " Average."
             )
@@ -216,7 +217,7 @@ class _DistributedOptimizer:
     def _begin_backward(self) -> None:
         if not self._is_in_backward:
             self._is_in_backward = True
-            self._is_synchronized = False  # a synchronize() whose step() was left out is over
+            self._is_synchronized = False  # a synchronize() that no step() followed no longer counts
             self._pass += 1
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
@@ -229,26 +230,26 @@ class _DistributedOptimizer:
 
     def _end_backward(self) -> None:
         self._is_in_backward = False
-        # In the backward that all ranks run, and not in step(), which one of them may skip.
+        # Reduces in backward, which all ranks run, and not in step(), which a rank may skip.
         if self._hooks is None and not self._pass % self._passes:
             self._check_sum()
             self._reduce_now()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backwards make a step, from the next on."""
+        """Sets the number of backward passes per step, beginning with the next step."""
         self._passes = passes
         self._begin_step()
 
     def synchronize(self) -> None:
-        """Return when gradients are averaged: they are at the end of a step's last backward.
+        """Waits until the gradients are averaged.
 
-        With fewer backwards than a step has, or none, this rank takes part here with what it has, as others
-        wait for it.
+        After the last backward of a step they already are. If this rank has run fewer backward passes, it
+        contributes the gradients that it has, because the other ranks wait for it.
 
         Raises:
-            RuntimeError: There is a gradient that nobody averages.
+            RuntimeError: A parameter has a gradient that is not averaged.
         """
-        if self._is_synchronized:  # a second time: nothing has come since
+        if self._is_synchronized:  # called again: there are no new gradients
             return
         self._check_known()
         if self._takes_part and (self._pass == 0 or self._pass % self._passes):
@@ -263,13 +264,13 @@ class _DistributedOptimizer:
         self._is_synchronized = True
 
     def _fill_in_zeros(self) -> None:
-        # As Horovod: a parameter that no rank has used has a gradient of zeros. SparseAdam needs none.
+        # As in Horovod, a parameter that no rank used gets a gradient of zeros. SparseAdam needs none.
         if not self._takes_part or isinstance(self, torch.optim.SparseAdam):
             return
         sparse = (self._sparse or ()) if self._hooks is None else self._hooks.sparse.indices
         for index, parameter in enumerate(self._parameters):
             if parameter.requires_grad and parameter.grad is None:
-                # What the next backward adds to dense zeros would be dense on all ranks.
+                # A sparse gradient that the next backward adds to dense zeros would become dense.
                 parameter.grad = empty_like(parameter) if index in sparse else torch.zeros_like(parameter)
 
     def _check_known(self) -> None:
@@ -279,8 +280,8 @@ class _DistributedOptimizer:
                 if self._is_member and is_trained and id(parameter) not in self._known:
                     raise RuntimeError(
                         f"[smdp] DistributedOptimizer: a parameter of shape {list(parameter.shape)} has a"
-                        " gradient that is not averaged: it was added by add_param_group(), or frozen, when"
-                        " the optimizer was wrapped. Wrap the optimizer again after that."
+                        " gradient that is not averaged, because it was frozen when the optimizer was wrapped"
+                        " or added later by add_param_group(). Wrap the optimizer again after the change."
                     )
 
     def _reduce_now(self) -> None:
@@ -319,7 +320,7 @@ class _DistributedOptimizer:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """For a step() after synchronize()."""
+        """Makes step() skip synchronize(), which the script has called already, while the context is open."""
         self._skips_synchronize = True
         try:
             yield
@@ -327,23 +328,23 @@ class _DistributedOptimizer:
             self._skips_synchronize = self._is_synchronized = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As the optimizer's, with averaged gradients."""
+        """Averages the gradients and runs the step of the optimizer."""
         if self._is_synchronized and not self._skips_synchronize:
             warnings.warn(
-                "[smdp] step() came after synchronize() and outside of skip_synchronize(). smdp takes the"
-                " gradients as they are, but Horovod would reduce them a second time. Call step() inside of"
+                "[smdp] step() was called after synchronize() and outside skip_synchronize(). smdp uses the"
+                " gradients as they are, but Horovod would reduce them a second time. Call step() inside"
                 " `with optimizer.skip_synchronize():`.",
                 stacklevel=2,
             )
         elif not self._skips_synchronize and (
             closure is None or self._pass
-        ):  # else backward is in the closure
+        ):  # otherwise the closure runs backward
             self.synchronize()
         self._is_synchronized = False
         return super().step(closure)  # type: ignore[misc]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's; backwards are counted from here."""
+        """Clears the gradients, as the optimizer does, and restarts the count of backward passes."""
         self._begin_step()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
@@ -351,7 +352,8 @@ class _DistributedOptimizer:
 def _give_zeros(parameter: Parameter) -> None:
     """Sets a gradient of zeros, as Horovod does, for scripts that read it before the first backward.
 
-    It makes way for the first one that is computed: a sparse gradient could not stay sparse on top of it.
+    The first gradient that is computed replaces it, because a sparse one would not stay sparse if it were
+    added to zeros.
     """
     if parameter.grad is not None:
         return
@@ -368,9 +370,9 @@ def _give_zeros(parameter: Parameter) -> None:
 
 
 def _take_back(wire: Any, gradient: torch.Tensor, whole: torch.Tensor) -> None:
-    if whole.shape != gradient.shape:  # copy_() would spread a smaller one
+    if whole.shape != gradient.shape:  # copy_() would broadcast a smaller one
         raise ValueError(
-            f"[smdp] decompress() of {wire} gave shape {list(whole.shape)} for a gradient of"
+            f"[smdp] decompress() of {wire} returned shape {list(whole.shape)} for a gradient of"
             f" shape {list(gradient.shape)}."
         )
     if gradient is not whole:
@@ -382,7 +384,7 @@ def _is_on_cpu(parameter: torch.Tensor) -> bool:
 
 
 def _counting(optimizer: weakref.ref[_DistributedOptimizer]) -> Callable[[torch.Tensor], None]:
-    # The parameter keeps its hooks where no garbage collector sees them.
+    # A weak reference: the garbage collector does not see the hooks that the parameter holds.
     def count(parameter: torch.Tensor) -> None:
         found = optimizer()
         if found is not None and _owners[id(parameter)] is optimizer:

@@ -17,10 +17,10 @@ _OPS = {Average: dist.ReduceOp.AVG, Sum: dist.ReduceOp.SUM}
 
 
 class RowSums:
-    """Sums or means of the gradients of which ranks have only some rows, over a group.
+    """Sums or means, over a group, of gradients of which each rank has only some rows.
 
     Args:
-        group: The core's.
+        group: The core's group.
         kind: Average or Sum.
     """
 
@@ -29,7 +29,7 @@ class RowSums:
         self._op, self._factor = reduction(_OPS[kind])
 
     def all_reduce_sparse(self, index: int, sum: _core.SparseSum, /) -> Any:
-        """Starts one."""
+        """Starts the sum of one gradient."""
         return self._group.all_reduce_sparse(sum, self._op, self._factor, -1.0, True)
 
     def or_over_ranks(self, flags: int, count: int, /) -> None:
@@ -38,7 +38,7 @@ class RowSums:
         self._group.all_reduce(flags, flags, [count], dtype, op, factor, -1.0, False)
 
     def abort(self, reason: str, /) -> None:
-        """Fails all, on all ranks."""
+        """Makes all operations of the group fail, on all ranks."""
         self._group.abort(reason)
 
 
@@ -48,27 +48,27 @@ def sparse_allreduce_async(
     op: Any = Average,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Starts an allreduce of a sparse tensor; synchronize() returns a coalesced one.
+    """Starts an allreduce of a sparse tensor. synchronize() returns a coalesced tensor.
 
     Args:
-        tensor: In the COO layout, of the same shape on all ranks; each has rows of its own.
-        name: Not needed.
+        tensor: Tensor in COO layout. Its shape is the same on all ranks; its rows may differ.
+        name: Not used.
         op: Average or Sum.
-        process_set: The ranks.
+        process_set: The ranks that take part; all by default.
 
     Raises:
-        ValueError: The tensor is not sparse, or another operation is wanted.
+        ValueError: The tensor is not sparse, or `op` is not supported.
     """
     kind = operation(op, None)
     if kind not in _OPS:
         raise ValueError(f"[smdp] sparse_allreduce_async: op is {op!r}; allowed: Average, Sum.")
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(
-            f"[smdp] sparse_allreduce_async: the layout is {tensor.layout}, needed: torch.sparse_coo; use"
+            f"[smdp] sparse_allreduce_async: the layout is {tensor.layout}, expected torch.sparse_coo; use"
             " allreduce_async."
         )
     check_included(process_set)
     with torch.no_grad():
-        total = tensor.detach()  # gets rows of its own
+        total = tensor.detach()  # the sum replaces its rows
         work = dist.all_reduce(total, _OPS[kind], group=process_set.group, async_op=True)
     return Handle([work], lambda: total)

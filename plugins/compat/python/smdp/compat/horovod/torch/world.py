@@ -1,4 +1,4 @@
-"""Ranks, and sets of them."""
+"""Initialization, ranks and process sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smdp.environments.torch_variables import set_torch_variables
 
 
 class ProcessSet:
-    """Some of the ranks. Known to smdp by init() or add_process_set(), which all ranks call."""
+    """A set of ranks. All ranks must add it with init() or add_process_set() before it is used."""
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
         self._ranks = sorted(ranks)
@@ -23,29 +23,29 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """Those of the world, in order."""
+        """Ranks of the world that are in the set, in ascending order."""
         return self._ranks
 
     def included(self) -> bool:
-        """Whether this rank is in it."""
+        """Returns whether this rank is in the set."""
         return rank() in self.ranks
 
     def size(self) -> int:
-        """Number of ranks."""
+        """Returns the number of ranks in the set."""
         return len(self.ranks)
 
     def rank(self) -> int:
-        """This rank's place in it.
+        """Returns this rank's position in the set.
 
         Raises:
-            ValueError: It is not in the set, or the set is not known.
+            ValueError: This rank is not in the set, or the set was not added.
         """
         check_included(self)
         return self.ranks.index(rank())
 
 
 class _World(ProcessSet):
-    """All ranks: none before init()."""
+    """All ranks. The set is empty before init()."""
 
     @property
     def ranks(self) -> list[int]:
@@ -55,15 +55,15 @@ class _World(ProcessSet):
 global_process_set: ProcessSet = _World()
 global_process_set.process_set_id = 0
 _known = [global_process_set]
-_numbers = itertools.count(1)  # none is given twice
+_numbers = itertools.count(1)  # an id is never reused
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Start; a second call does nothing.
+    """Initializes the world. A second call does nothing.
 
     Args:
-        comm: The launcher's ranks, all of them.
-        process_sets: Sets to make at once; "dynamic": they come later.
+        comm: None, or a communicator or list with all ranks of the job.
+        process_sets: Process sets to add; "dynamic" if the script adds them later.
 
     Raises:
         ValueError: An argument is wrong, or torch.distributed was started over another backend.
@@ -76,8 +76,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             dist.init_process_group("smdp", store=dist.HashStore(), rank=0, world_size=1)
     elif not hasattr(dist.distributed_c10d._get_default_group(), "core"):
         raise ValueError(
-            f"[smdp] hvd.init(): torch.distributed was started before, over {dist.get_backend()!r}; Horovod's"
-            " calls need the backend 'smdp' there."
+            f"[smdp] hvd.init(): torch.distributed was already started with backend {dist.get_backend()!r};"
+            " Horovod's calls need the backend 'smdp'."
         )
     check_comm(comm, size())
     for one in sets:
@@ -85,7 +85,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def shutdown() -> None:
-    """End; a second call does nothing."""
+    """Shuts the world down. A second call does nothing."""
     for one in _known[1:]:
         one.process_set_id = one.group = None
     del _known[1:]
@@ -94,15 +94,15 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init() was called."""
+    """Returns whether init() was called."""
     return bool(dist.is_initialized())
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Make a set usable; all ranks call it with the same ranks.
+    """Adds a process set. All ranks must call it with the same ranks.
 
     Raises:
-        ValueError: It is known already, or init() was not called.
+        ValueError: The set was added already, or init() was not called.
     """
     _started()
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -115,7 +115,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set; give whether it was known."""
+    """Removes a process set and returns whether it had been added."""
     if process_set is global_process_set or process_set not in _known:
         return False
     _known.remove(process_set)
@@ -126,89 +126,89 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Give the ranks of every known set, by its id."""
+    """Returns the ranks of every process set that was added, by id."""
     return {one.process_set_id: list(one.ranks) for one in _known if one.process_set_id is not None}
 
 
 def is_process_set_included(process_set_id: int) -> bool:
-    """Whether this rank is in a set that is known.
+    """Returns whether this rank is in a process set.
 
     Raises:
-        ValueError: It is not.
+        ValueError: No set has this id.
     """
     for one in _known:
         if one.process_set_id == process_set_id:
             return one.included()
     known = ", ".join(map(str, get_process_set_ids_and_ranks()))
-    raise ValueError(f"[smdp] there is no process set {process_set_id}; there are: {known}.")
+    raise ValueError(f"[smdp] there is no process set {process_set_id}; existing sets: {known}.")
 
 
 def check_known(process_set: ProcessSet) -> None:
-    """Refuse a set that has no group yet, in whose place torch would take all ranks.
+    """Checks that a process set has a group; without one, torch would use all ranks.
 
     Raises:
-        TypeError: It is no set.
-        ValueError: The set is not known, or init() was not called.
+        TypeError: `process_set` is not a ProcessSet.
+        ValueError: The set was not added, or init() was not called.
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
-            f"[smdp] process_set is {process_set!r}; needed: a hvd.ProcessSet that hvd.add_process_set()"
-            " knows."
+            f"[smdp] process_set is {process_set!r}; expected an hvd.ProcessSet that was added with"
+            " hvd.add_process_set()."
         )
     _started()
     if process_set.process_set_id is None:
         raise ValueError(
-            f"[smdp] the process set of ranks {process_set.ranks} is not known: all ranks must give it to"
-            " hvd.add_process_set() first."
+            f"[smdp] the process set of ranks {process_set.ranks} was not added. Call"
+            " hvd.add_process_set() with it on all ranks first."
         )
 
 
 def check_included(process_set: ProcessSet) -> None:
-    """Refuse a call that this rank has no part in.
+    """Checks that this rank is in a process set.
 
     Raises:
-        ValueError: It is not in the set, or the set is not known.
+        ValueError: This rank is not in the set, or the set was not added.
     """
     check_known(process_set)
     if not process_set.included():
         raise ValueError(
-            f"[smdp] rank {rank()} is not in the process set of ranks {process_set.ranks}: only those may"
-            " make the call. Ask process_set.included() before."
+            f"[smdp] rank {rank()} is not in the process set of ranks {process_set.ranks}: only those ranks"
+            " may make the call. Check process_set.included() first."
         )
 
 
 def size() -> int:
-    """Number of ranks."""
+    """Returns the number of ranks."""
     return int(dist.get_world_size(_started()))
 
 
 def rank() -> int:
-    """This process's rank."""
+    """Returns the rank of this process."""
     return int(dist.get_rank(_started()))
 
 
 def local_size() -> int:
-    """Number of ranks on this host."""
+    """Returns the number of ranks on this host."""
     return int(_core().local_size)
 
 
 def local_rank() -> int:
-    """Rank on this host."""
+    """Returns the rank within this host."""
     return int(_core().local_rank)
 
 
 def cross_size() -> int:
-    """Number of hosts."""
+    """Returns the number of hosts."""
     return len(_core().hosts)
 
 
 def cross_rank() -> int:
-    """Number of this host."""
+    """Returns the index of this host."""
     return int(_core().host_index)
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have as many ranks."""
+    """Returns whether all hosts have the same number of ranks."""
     return len({len(ranks) for ranks in _core().hosts}) == 1
 
 
@@ -217,7 +217,7 @@ def _core() -> Any:
 
 
 def _started() -> Any:
-    """Give the group of all ranks."""
+    """Returns the group of all ranks, or raises an error before init()."""
     if not dist.is_initialized():
         raise ValueError("[smdp] Horovod has not been initialized; use hvd.init().")
     return dist.group.WORLD

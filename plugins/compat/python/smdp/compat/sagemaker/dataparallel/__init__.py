@@ -11,12 +11,12 @@ _tasks = itertools.count()
 
 
 def start_profiler(path: str, append_rank: bool = False) -> None:
-    """Debugger's hook: smdp's traces are switched on before the start, by SMDP_TRACE=directory."""
+    """Does nothing; SageMaker Debugger calls it. To trace smdp, set SMDP_TRACE=FOLDER before the start."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
 
 
 def stop_profiler() -> None:
-    """Debugger's hook."""
+    """Does nothing; SageMaker Debugger calls it."""
 
 
 def _get_id_for_herring_task() -> int:

@@ -1,4 +1,4 @@
-"""`smddpcommon` and `herringcommon`: sums by address, as benchmarks of SMDDP make them."""
+"""`smddpcommon` and `herringcommon`: sums of memory given by address, as SMDDP's benchmarks use them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ _libc = ctypes.CDLL(None)
 
 @dataclass
 class Task:
-    """A sum in flight."""
+    """A sum that is in progress."""
 
     request: _core.Handle
 
 
 def setBucketSize(bytes: int) -> None:
-    """Accepted; the cost model sizes buffers."""
+    """Does nothing: the cost model chooses the buffer sizes."""
 
 
 def allReduce(
     in_ptr: int, out_ptr: int, dtype: int, numel: int, param_index: int, num_params: int, task_id: int
 ) -> Task:
-    """Sum `numel` elements at an address over all ranks.
+    """Sums `numel` elements at an address over all ranks.
 
     Args:
         in_ptr: Address of the input.
-        out_ptr: Address of the result; may be the same.
+        out_ptr: Address of the result; may be the same as `in_ptr`.
         dtype: herringFloat16 or herringFloat32.
         numel: Number of elements.
-        param_index: Not used, nor are num_params and task_id; ranks must make the same calls in order.
-        num_params: See param_index.
-        task_id: See param_index.
+        param_index: Not used. All ranks must make the same calls in the same order.
+        num_params: Not used.
+        task_id: Not used.
 
     Raises:
         RuntimeError: torch.distributed was started over another backend.
-        ValueError: The dtype is another one, or an address is not that of host memory.
+        ValueError: The dtype is not supported, or an address does not point to host memory.
     """
     if dtype not in _BYTES:
         raise ValueError(
@@ -56,18 +56,18 @@ def allReduce(
         if size and not _is_readable(address, size):
             raise ValueError(
                 f"[smdp] smddpcommon.allReduce: {name} is {address:#x}, where {size} bytes of host memory are"
-                " needed. Use torch.distributed.all_reduce, which takes tensors on a GPU, too."
+                " needed. Use torch.distributed.all_reduce, which also takes tensors on a GPU."
             )
     return Task(_group().all_reduce(in_ptr, out_ptr, [numel], dtype, int(smdp.SUM), 1.0, -1.0, True))
 
 
 def wait(request: _core.Handle) -> None:
-    """Return once the sum is there."""
+    """Waits until the sum is done."""
     request.wait()
 
 
 def _is_readable(address: int, size: int) -> bool:
-    """Whether the kernel can read the first and the last byte, which a GPU's memory does not let it."""
+    """Returns whether the kernel can read the first and the last byte. It cannot read GPU memory."""
     reader, writer = os.pipe()
     try:
         ends = (address, address + size - 1)

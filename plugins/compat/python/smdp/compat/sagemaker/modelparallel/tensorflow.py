@@ -1,7 +1,7 @@
-"""`smdistributed.modelparallel.tensorflow`: comes later."""
+"""`smdistributed.modelparallel.tensorflow`: not supported yet."""
 
 raise ImportError(
-    "[smdp] this script imports smdistributed.modelparallel.tensorflow; smdp has SageMaker Model Parallel for"
-    " PyTorch (smdistributed.modelparallel.torch) and data parallelism for TensorFlow (smdp.tensorflow);"
-    " model parallelism for TensorFlow comes later"
+    "[smdp] smdistributed.modelparallel.tensorflow is not supported yet: smdp has SageMaker Model Parallel"
+    " only for PyTorch (smdistributed.modelparallel.torch); for TensorFlow, it has data parallelism"
+    " (smdp.tensorflow)"
 )

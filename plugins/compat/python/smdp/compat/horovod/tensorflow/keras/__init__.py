@@ -27,7 +27,7 @@ def DistributedOptimizer(  # type: ignore[no-redef]
     op: Any = hvd.Average,
     **options: Any,
 ) -> Any:
-    """Make an optimizer average gradients: horovod.tensorflow's, with Keras' order of arguments."""
+    """Makes an optimizer average gradients; horovod.tensorflow's function with Keras's order of arguments."""
     return hvd.DistributedOptimizer(
         optimizer, compression=compression, sparse_as_dense=sparse_as_dense, op=op, **options
     )

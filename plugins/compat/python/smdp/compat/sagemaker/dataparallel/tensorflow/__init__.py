@@ -38,28 +38,28 @@ FP16Compression = Compression.fp16
 
 
 def overlap(tensor: Any) -> Any:
-    """Mark where reduction may overlap backward under XLA; smdp overlaps without it."""
+    """Returns the tensor unchanged. SMDDP marks an overlap for XLA this way; smdp needs no mark."""
     return tf.identity(tensor)
 
 
 def get_worker_comm() -> Any:
-    """Give mpi4py's communicator of all ranks, after init().
+    """Returns mpi4py's communicator of all ranks. Call it after init().
 
     Raises:
         ImportError: mpi4py is not installed.
-        RuntimeError: The ranks were not started by its MPI, which knows of others.
+        RuntimeError: The MPI of mpi4py did not start the ranks, and sees a different number of them.
     """
     try:
         from mpi4py import MPI
     except ModuleNotFoundError as error:
         raise ImportError(
-            "[smdp] get_worker_comm() gives an mpi4py communicator, and mpi4py is not installed. Use"
+            "[smdp] get_worker_comm() returns an mpi4py communicator, but mpi4py is not installed. Use"
             " smdp.world(), or install mpi4py and start with mpirun."
         ) from error
     if MPI.COMM_WORLD.Get_size() != smdp.size():
         raise RuntimeError(
-            f"[smdp] get_worker_comm(): MPI has {MPI.COMM_WORLD.Get_size()} ranks, smdp {smdp.size()}; both"
-            " have the same where mpirun of mpi4py's MPI starts them. Start with it, or use smdp.world()."
+            f"[smdp] get_worker_comm(): MPI has {MPI.COMM_WORLD.Get_size()} ranks, smdp {smdp.size()}."
+            " Start the script with the mpirun of the MPI that mpi4py uses, or use smdp.world()."
         )
     return MPI.COMM_WORLD
 

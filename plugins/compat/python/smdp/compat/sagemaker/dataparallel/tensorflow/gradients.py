@@ -1,4 +1,4 @@
-"""SMDDP makes gradients of embeddings dense, whatever sparse_as_dense says."""
+"""Gradients with SMDDP's arguments. SMDDP makes embedding gradients dense whatever sparse_as_dense is."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def DistributedOptimizer(
     bucket_cap_mb: float = 25,
     **options: Any,
 ) -> Any:
-    """Make an optimizer, of tf.compat.v1 or Keras 3, average gradients; sparse_as_dense is not used.
+    """Makes an optimizer of tf.compat.v1 or Keras 3 average gradients. `sparse_as_dense` is not used.
 
     Raises:
-        ValueError: It is one of tf.compat.v1 and distributed already, or there are options it cannot take.
+        ValueError: The optimizer is of tf.compat.v1 and is distributed already, or does not support one of
+            the options.
     """
     return distribute(optimizer, compression, True, op, bucket_cap_mb=bucket_cap_mb, **options)

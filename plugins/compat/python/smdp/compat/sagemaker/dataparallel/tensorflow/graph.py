@@ -1,4 +1,4 @@
-"""TensorFlow 1's ways: variables of a graph, optimizers of tf.compat.v1, hooks of estimators."""
+"""Support for TensorFlow 1: variables of a graph, optimizers of tf.compat.v1, hooks of estimators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 import smdp.tensorflow as sdp
 from smdp.tensorflow.gradient_tape import Reduction
 
-# Horovod's, which say what smdp does anyway, or how it is done: the result is the same.
+# Options of Horovod that do not change the result: smdp does the same anyway, or they only tune the speed.
 _NOT_NEEDED = (
     "average_aggregated_gradients",
     "gradient_predivide_factor",
@@ -20,33 +20,33 @@ _NOT_NEEDED = (
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Give all global variables of the graph the root's values; in eager code there are none.
+    """Sets all global variables of the graph to the root's values.
 
     Raises:
-        RuntimeError: In eager code, where TensorFlow keeps no list of variables.
+        RuntimeError: Called in eager code, where TensorFlow keeps no list of variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
-            "[smdp] broadcast_global_variables() works on a graph; in eager code use"
+            "[smdp] broadcast_global_variables() works only in a graph. In eager code, use"
             " broadcast_variables(model.weights, root_rank)."
         )
     return sdp.broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Gives the root's values to all ranks when a session begins."""
+    """Sends the root's variables to all ranks when a session begins."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         self._root_rank = root_rank
         self._op: Any = None
 
     def begin(self) -> None:
-        """Add the op, once per graph."""
+        """Adds the broadcast op, once per graph."""
         if self._op is None or self._op.graph is not tf.compat.v1.get_default_graph():
             self._op = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it."""
+        """Runs the broadcast."""
         session.run(self._op)
 
 
@@ -59,10 +59,11 @@ def distribute(
     bucket_cap_mb: float = 25,
     **options: Any,
 ) -> Any:
-    """Make an optimizer, of tf.compat.v1 or Keras 3, average gradients over all ranks.
+    """Makes an optimizer of tf.compat.v1 or Keras 3 average gradients over all ranks.
 
     Raises:
-        ValueError: It is one of tf.compat.v1 and distributed already, or there are options it cannot take.
+        ValueError: The optimizer is of tf.compat.v1 and is distributed already, or does not support one of
+            the options.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return sdp.DistributedOptimizer(
@@ -79,7 +80,7 @@ def distribute(
         if name not in _NOT_NEEDED and value not in (None, 0, 1, 1.0)
     }
     if more or hasattr(optimizer, "smdp_is_distributed"):
-        reason = f"takes no {', '.join(more)}" if more else "is distributed already"
+        reason = f"does not take {', '.join(more)}" if more else "is distributed already"
         raise ValueError(f"[smdp] DistributedOptimizer: an optimizer of tf.compat.v1 {reason}.")
     optimizer.smdp_is_distributed = True
     reduction = Reduction(compression, op, sparse_as_dense, 1.0, 1.0, bucket_cap_mb, None, None)

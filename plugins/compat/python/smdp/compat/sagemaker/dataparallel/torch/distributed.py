@@ -1,4 +1,4 @@
-"""`smdistributed.dataparallel.torch.distributed`: the old API, on torch.distributed."""
+"""`smdistributed.dataparallel.torch.distributed`: SMDDP's old API on top of torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smdp.environments.torch_variables import set_torch_variables
 
 
 class group:
-    """Stands for all ranks."""
+    """Holds WORLD, which stands for all ranks."""
 
     WORLD = None
 
@@ -30,22 +30,22 @@ class ReduceOp:
 
 
 def is_available() -> bool:
-    """Whether this process was started as one of a job."""
+    """Returns whether a launcher started this process as a rank of a job."""
     return dist.is_available() and set_torch_variables()
 
 
 def is_initialized() -> bool:
-    """Whether init_process_group() was called."""
+    """Returns whether init_process_group() was called."""
     return bool(dist.is_initialized())
 
 
 def init_process_group(*args: Any, **kwargs: Any) -> None:
-    """Start; all arguments are accepted and ignored. A second call does nothing."""
+    """Initializes the world. All arguments are ignored, and a second call does nothing."""
     if dist.is_initialized():
         return
     warnings.warn(
         "smdistributed.dataparallel.torch.dist is deprecated in the SageMaker distributed data parallel"
-        ' library v1.4.0+. torch.distributed.init_process_group("smdp") is its successor here.',
+        ' library v1.4.0+. torch.distributed.init_process_group("smdp") replaces it here.',
         DeprecationWarning,
         stacklevel=2,
     )
@@ -56,17 +56,17 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
 
 
 def get_world_size(group: Any = group.WORLD) -> int:
-    """Number of processes."""
+    """Returns the number of processes."""
     return int(dist.get_world_size(group))
 
 
 def get_rank(group: Any = group.WORLD) -> int:
-    """Rank among all processes."""
+    """Returns the rank among all processes."""
     return int(dist.get_rank(group))
 
 
 def get_local_rank() -> int:
-    """Rank among the processes of this host."""
+    """Returns the rank among the processes of this host."""
     set_torch_variables()
     return int(os.environ.get("LOCAL_RANK", "0"))
 
@@ -74,19 +74,19 @@ def get_local_rank() -> int:
 def all_reduce(
     tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = group.WORLD, async_op: bool = False
 ) -> Any:
-    """As torch's; `op=None` is SUM."""
+    """Behaves like torch.distributed.all_reduce(); `op=None` means SUM."""
     return dist.all_reduce(tensor, ReduceOp.SUM if op is None else op, group, async_op)
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: Any = group.WORLD, async_op: bool = False) -> Any:
-    """As torch's."""
+    """Behaves like torch.distributed.broadcast()."""
     return dist.broadcast(tensor, src, group, async_op)
 
 
 def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: Any = group.WORLD, async_op: bool = False
 ) -> Any:
-    """As torch's."""
+    """Behaves like torch.distributed.all_gather()."""
     return dist.all_gather(tensor_list, tensor, group, async_op)
 
 
@@ -98,24 +98,24 @@ def all_to_all_single(
     group: Any = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """As torch's."""
+    """Behaves like torch.distributed.all_to_all_single()."""
     return dist.all_to_all_single(
         output_t, input_t, output_split_sizes, input_split_sizes, group=group, async_op=async_op
     )
 
 
 def reduce(tensor: Tensor, dst: int = 0, *args: Any, **kwargs: Any) -> Any:
-    """As torch's, to rank 0 unless told otherwise."""
+    """Behaves like torch.distributed.reduce(), with rank 0 as the default destination."""
     return dist.reduce(tensor, dst, *args, **kwargs)
 
 
 def barrier(group: Any = group.WORLD, async_op: bool = False, **kwargs: Any) -> Any:
-    """As torch's."""
+    """Behaves like torch.distributed.barrier()."""
     return dist.barrier(group, async_op, **kwargs)
 
 
 def __getattr__(name: str) -> Any:
-    """Give torch's: what the old API lacked, and newer scripts call."""
+    """Returns the name from torch.distributed, for newer scripts that call more than the old API had."""
     if not name.startswith("__") and hasattr(dist, name):
         return getattr(dist, name)
     raise AttributeError(f"[smdp] smdistributed.dataparallel.torch.distributed has no name {name!r}.")

@@ -8,10 +8,10 @@ from smdp.torch import model_parallel
 
 
 def __getattr__(name: str) -> Any:
-    """Give SMP's name."""
+    """Returns the object of this name from `smdp.torch.model_parallel`."""
     return getattr(model_parallel, name)
 
 
 def __dir__() -> list[str]:
-    """Give all of them."""
+    """Returns all names of `smdp.torch.model_parallel`."""
     return dir(model_parallel)

@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.torch.model`: DistributedModel once more."""
+"""`smdistributed.modelparallel.torch.model`: another name for DistributedModel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.torch.optimizers`: fused optimizers, which say when they are made."""
+"""`smdistributed.modelparallel.torch.optimizers`: fused optimizers, which are not supported yet."""
 
 from __future__ import annotations
 

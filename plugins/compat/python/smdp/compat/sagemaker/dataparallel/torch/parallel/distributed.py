@@ -1,4 +1,4 @@
-"""`smdistributed.dataparallel.torch.parallel.distributed`: the old API's model."""
+"""`smdistributed.dataparallel.torch.parallel.distributed`: the model wrapper of SMDDP's old API."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import smdp.torch
 
 
 class DistributedDataParallel(smdp.torch.DistributedDataParallel):
-    """smdp.torch.DistributedDataParallel with SMDDP's arguments, which may be moved to another GPU.
+    """smdp.torch.DistributedDataParallel with SMDDP's arguments. The wrapped model may move to another GPU.
 
     Args:
         module: The model.
-        device_ids: Not used: the model stays where it is.
+        device_ids: Not used; the model stays where it is.
         output_device: Not used.
-        broadcast_buffers: As torch's.
+        broadcast_buffers: Same as in torch's DDP.
         process_group: None or group.WORLD.
-        bucket_cap_mb: Most MiB of a fusion buffer; None is 25.
-        gradient_accumulation_steps: Not used; `no_sync()` saves communication.
-        **options: As torch's: find_unused_parameters, gradient_as_bucket_view.
+        bucket_cap_mb: Maximum size of a fusion buffer in MiB; None means 25.
+        gradient_accumulation_steps: Not used. To skip communication while accumulating, use `no_sync()`.
+        **options: Same as in torch's DDP: find_unused_parameters, gradient_as_bucket_view.
 
     Raises:
         RuntimeError: init_process_group() was not called.
     """
 
-    _given: dict[str, Any] | None = None  # once it is made
+    _given: dict[str, Any] | None = None  # the arguments, set once the model is wrapped
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class DistributedDataParallel(smdp.torch.DistributedDataParallel):
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeError(
-                "[smdp] DistributedDataParallel before init_process_group(): call"
+                "[smdp] DistributedDataParallel was created before init_process_group(). Call"
                 " smdistributed.dataparallel.torch.distributed.init_process_group() first."
             )
-        # torch 2.13 warns of the argument, whatever it is.
+        # torch 2.13 warns about the argument whatever its value is.
         if not broadcast_buffers:
             options["broadcast_buffers"] = False
         given = {"process_group": process_group, "bucket_cap_mb": bucket_cap_mb, **options}
@@ -57,8 +57,8 @@ class DistributedDataParallel(smdp.torch.DistributedDataParallel):
         before = self._devices()
         super()._apply(fn, recurse)
         if self._given is not None and self.device_type != "cpu" and self._devices() != before:
-            # SMDDP's examples wrap the model on the first GPU and then move it to their rank's; torch's
-            # reducer would stay behind. Without init_sync no other rank need do the same.
+            # SMDDP's examples wrap the model on the first GPU and then move it to the rank's own GPU. torch's
+            # reducer would stay on the first. Without init_sync, other ranks need not move theirs.
             given, self._given = self._given, None
             is_training = bool(vars(self)["training"])
             super().__init__(self.module, **{**given, "init_sync": False})

@@ -8,7 +8,7 @@ __all__ = ["dump_model", "verify"]
 
 
 def verify(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refuses: it belongs to the tests of Amazon's library.
+    """Always raises an error, because this function belongs to the tests of Amazon's library.
 
     Raises:
         NotImplementedError: Always.
@@ -17,7 +17,7 @@ def verify(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def dump_model(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refuses: it belongs to the tests of Amazon's library.
+    """Always raises an error, because this function belongs to the tests of Amazon's library.
 
     Raises:
         NotImplementedError: Always.
@@ -28,6 +28,6 @@ def dump_model(*args: Any, **kwargs: Any) -> NoReturn:
 def _refuse(name: str) -> NoReturn:
     raise NotImplementedError(
         f"[smdp] smdistributed.modelparallel.test.torch.utils.{name} belongs to the tests of Amazon's"
-        " library, and smdp does not have it; model.state_dict() returns the whole model, to be compared"
-        " or saved"
+        " library, and smdp does not have it; to compare or save the whole model, use"
+        " model.state_dict()"
     )

@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.torch.nn`: modules of tensor parallelism, which say when they are made."""
+"""`smdistributed.modelparallel.torch.nn`: modules for tensor parallelism, which are not supported yet."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from smdp.torch.model_parallel import nn as _nn
 
 
 def __getattr__(name: str) -> Any:
-    """Give SMP's name."""
+    """Returns the object of this name from `smdp.torch.model_parallel.nn`."""
     return getattr(_nn, name)

@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.torch.nn.huggingface.gpt2`: translations of names, which come later."""
+"""`smdistributed.modelparallel.torch.nn.huggingface.gpt2`: name translations, not supported yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.torch.nn.huggingface.gptj`: translations of names, which come later."""
+"""`smdistributed.modelparallel.torch.nn.huggingface.gptj`: name translations, not supported yet."""
 
 from __future__ import annotations
 

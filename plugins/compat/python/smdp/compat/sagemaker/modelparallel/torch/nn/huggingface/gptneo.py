@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.torch.nn.huggingface.gptneo`: translations of names, which come later."""
+"""`smdistributed.modelparallel.torch.nn.huggingface.gptneo`: name translations, not supported yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.torch.nn.huggingface.roberta`: translations of names, which come later."""
+"""`smdistributed.modelparallel.torch.nn.huggingface.roberta`: name translations, not supported yet."""
 
 from __future__ import annotations
 
