@@ -34,12 +34,12 @@ HOSTS = ["algo-1", "algo-2"]
             "there is no entry script; set SAGEMAKER_PROGRAM or",
         ),
         ({"MASTER_PORT": "seven"}, "MASTER_PORT='seven' is not valid"),
-        ({"MASTER_PORT": "65535"}, "smdp takes the next two as well"),
+        ({"MASTER_PORT": "65535"}, "smdp also uses the next two"),
         ({"SMDP_TIMEOUT": "soon"}, "SMDP_TIMEOUT='soon' is not valid"),
         ({"SMDP_COMPAT": "banana"}, "SMDP_COMPAT='banana' is not valid; allowed: 1, true, yes, 0, false, no"),
         (
             {"hyperparameters": {"sagemaker_distribution_instance_groups": ["gpus"]}},
-            "sagemaker_distribution_instance_groups=\"['gpus']\" is not valid; allowed: of homogeneous",
+            "sagemaker_distribution_instance_groups=\"['gpus']\" is not valid; allowed: names from homog",
         ),
     ],
 )
@@ -66,7 +66,7 @@ def test_code_in_s3_needs_the_toolkit_and_credentials(tmp_path: Path) -> None:
     )
     (container.base / "code" / "train.py").unlink()
     assert container.run().returncode != 0
-    assert ("Credential" if HAS_TOOLKIT else f"{where}, which only sagemaker-training can fetch") in (
+    assert ("Credential" if HAS_TOOLKIT else f"{where}, which only sagemaker-training can download") in (
         container.failure
     )
 
@@ -94,14 +94,14 @@ def test_hosts_that_do_not_come_are_named(tmp_path: Path) -> None:
     start = time.monotonic()
     done = container.run()
     assert done.returncode == 2 and time.monotonic() - start < 30
-    assert "after 2 s these hosts of resourceconfig.json have not come: no-such-host.invalid" in done.stderr
-    assert "The names no-such-host.invalid are not known here" in container.failure
+    assert "hosts of resourceconfig.json did not connect within 2 s: no-such-host.invalid" in done.stderr
+    assert "These names cannot be resolved here: no-such-host.invalid." in container.failure
 
 
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        ("no-such-host.invalid", "the name no-such-host.invalid is not known"),
+        ("no-such-host.invalid", "the name no-such-host.invalid cannot be resolved"),
         ("localhost", "localhost does not answer on port 17382"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_first_host_that_is_not_there_is_named(first: str, reason: str, tmp_pa
     )
     done = container.run()
     assert done.returncode == 2
-    assert "algo-2 has waited 2 s for the first host" in done.stderr
+    assert f"algo-2 could not reach the first host, {first}, within 2 s" in done.stderr
     assert reason in container.failure
 
 
@@ -126,7 +126,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         container = Container(tmp_path / "ml", "", hosts=["localhost", "algo-2"], MASTER_PORT=str(port - 2))
         done = container.run()
     assert done.returncode == 2
-    assert f"localhost cannot listen on port {port}, where other hosts look for it" in done.stderr
+    assert f"localhost cannot listen on port {port}, to which other hosts connect" in done.stderr
 
 
 def test_the_driver_names_a_wrong_setting(tmp_path: Path) -> None:

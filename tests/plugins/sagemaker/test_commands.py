@@ -82,7 +82,7 @@ def test_it_warns_where_other_hosts_train_apart(tmp_path: Path) -> None:
     job = {"SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "1"}
     done = run(["smddprun", "train.py"], tmp_path, SM_HOSTS='["algo-1", "algo-2"]', **job)
     assert done.returncode == 0 and "rank 0 of 1" in done.stdout, done.stderr
-    assert "smddprun starts the ranks of algo-2 alone, and each of the job's 2 hosts" in done.stderr
+    assert "smddprun starts only the ranks of algo-2, so each of the job's 2 hosts" in done.stderr
     done = run(["smddprun", "train.py"], tmp_path, SM_HOSTS='["algo-2"]', **job)
     assert done.returncode == 0 and "of its own" not in done.stderr, done.stderr
 

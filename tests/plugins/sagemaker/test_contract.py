@@ -159,7 +159,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     container = Container(tmp_path / "ml", script)
     assert container.run().returncode == 137
     assert container.failure == (
-        "[smdp] rank 0 on algo-1 failed first: killed by SIGKILL; by the kernel, if memory ran out"
+        "[smdp] rank 0 on algo-1 failed first: killed by SIGKILL, which the kernel sends if memory runs out"
     )
 
 
@@ -245,7 +245,7 @@ def test_a_program_in_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: py
     file.write_text("echo shell")
     script = EntryScript("run.sh", str(tmp_path), str(tmp_path))
     monkeypatch.setattr(os, "chmod", refuse)
-    with pytest.raises(ConfigError, match=r"run.sh has no permission .*Read-only file system.*chmod \+x"):
+    with pytest.raises(ConfigError, match=r"run.sh is not executable.*Read-only file system.*chmod \+x"):
         script.command([])
     monkeypatch.undo()
     file.chmod(0o555)

@@ -68,7 +68,7 @@ def test_a_wrong_number_of_ranks_is_no_hello_and_ends_nothing(
     meeting.start()
     stranger = connect(port)
     introduce(stranger, ranks=ranks)
-    assert next_message(stranger) == {"refused": "[smdp] this is no hello"}
+    assert next_message(stranger) == {"refused": "[smdp] this is not a valid hello"}
     member = connect(port)
     introduce(member)
     assert next_message(member) == {"go": [1, 3]}
@@ -99,7 +99,7 @@ def test_two_hosts_of_one_name_are_told_so(first: FirstHost, port: int) -> None:
     while first._strangers:
         first._welcome()
     assert next_message(double) == {
-        "refused": "[smdp] there is a algo-2 already; every host has a name of its own"
+        "refused": "[smdp] there is already a host named algo-2; names of hosts must be unique"
     }
     member.close()
     double.close()

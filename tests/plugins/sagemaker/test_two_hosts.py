@@ -171,7 +171,7 @@ def test_hosts_that_do_not_agree(name: str, values: tuple[str, str], message: st
     with Cluster(2, names=HOSTS) as cluster:
         told = outputs([start(cluster, container, ALONE) for container in containers], [2, 2])
     assert message in told[1]
-    assert "have not come: algo-2" in told[0] and message in told[0]
+    assert "did not connect within 4 s: algo-2" in told[0] and message in told[0]
 
 
 def test_a_host_that_has_saved_waits_for_one_that_still_saves(tmp_path: Path) -> None:

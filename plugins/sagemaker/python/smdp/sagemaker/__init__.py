@@ -1,8 +1,8 @@
-"""SageMaker: the ranks of every host of a training job, the SDK's launchers, the figures in its logs.
+"""Training jobs of SageMaker: starts the ranks of every host, and finds metrics in the logs.
 
-`SAGEMAKER_TRAINING_MODULE=smdp.sagemaker:main` starts a job with sagemaker-training, `python -m
-smdp.sagemaker` without it, and `ModelTrainer(distributed=smdp.sagemaker.Smdp())` from the SageMaker Python
-SDK v3.
+There are three ways to start a job: `SAGEMAKER_TRAINING_MODULE=smdp.sagemaker:main` if sagemaker-training is
+in the image, `python -m smdp.sagemaker` if it is not, and `ModelTrainer(distributed=smdp.sagemaker.Smdp())`
+with the SageMaker Python SDK v3.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["METRIC_DEFINITIONS", "Job", "Smdp", "TrainingError", "main", "metric
 
 
 def __getattr__(name: str) -> Any:
-    # The SDK is where jobs are started from, not in the container.
+    # Imported on demand: the SDK is on the machine that submits the job, not in the container.
     if name == "Smdp":
         from smdp.sagemaker.distributed_config import Smdp
 

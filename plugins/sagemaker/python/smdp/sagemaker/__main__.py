@@ -1,6 +1,6 @@
 """`python -m smdp.sagemaker`: the command of a container without sagemaker-training.
 
-SageMaker puts `train` after it.
+SageMaker appends the argument `train`.
 """
 
 from __future__ import annotations

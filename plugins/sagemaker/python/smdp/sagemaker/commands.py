@@ -1,4 +1,4 @@
-"""The commands that start scripts of Amazon's libraries: smddprun, smddpmprun, smddpsinglenode, ..."""
+"""Commands that start scripts written for Amazon's libraries: smddprun, smddpmprun, smddpsinglenode, ..."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from smdp.sagemaker.job import count_gpus
 
 
 def main() -> None:
-    """Be this rank, under mpirun or another launcher; otherwise start the ranks of this machine.
+    """Runs the script as this rank under mpirun or another launcher; otherwise starts this machine's ranks.
 
-    Words after the name: options of the old commands, which change nothing here; then `python`, its options
-    and a script, or a script, or `-m` and a module.
+    The arguments are options of Amazon's commands, which have no effect here, followed by one of three:
+    `python` with its options and a script, a script, or `-m` and a module.
     """
     name = os.path.basename(sys.argv[0])
     words = _without_options(sys.argv[1:])
@@ -35,7 +35,7 @@ def main() -> None:
                 _warn_of_other_hosts(name)
             count = config.read_int(os.environ, "SMDP_LOCAL_WORLD_SIZE", minimum=1)
             count = count or config.read_int(os.environ, "SM_NUM_GPUS") or count_gpus() or 1
-            words = _without_mpi4py(words)  # there is no mpirun
+            words = _without_mpi4py(words)  # mpirun does not run here
             is_module = words[0] == "-m"
             sys.exit(run(words[is_module:], count, module=is_module, compat=True))
         _set_master()
@@ -51,9 +51,9 @@ def main() -> None:
 
 
 def _set_master() -> None:
-    """Under mpirun nobody says where rank 0 is, but sagemaker-training does, in its own words."""
+    """Sets where rank 0 is: mpirun does not tell, but sagemaker-training does, in variables of its own."""
     server, port = config.read(os.environ, "SMDATAPARALLEL_SERVER_ADDR"), PORT
-    if server is not None:  # scripts for SMDDP count on the port after next
+    if server is not None:  # scripts for SMDDP expect the port two above this one
         port = (config.read_port(os.environ, "SMDATAPARALLEL_SERVER_PORT") or PORT - 2) + 2
     elif SageMaker.detect(os.environ):
         server = read_hosts(os.environ)[0][0]
@@ -63,7 +63,7 @@ def _set_master() -> None:
 
 
 def _without_options(words: Sequence[str]) -> list[str]:
-    """Leave out what smddpmprun takes before the command: -i TYPE and --allow-bypass."""
+    """Returns the words without smddpmprun's own options: -i TYPE and --allow-bypass."""
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         option = rest.pop(0)
@@ -75,7 +75,7 @@ def _without_options(words: Sequence[str]) -> list[str]:
 
 
 def _without_mpi4py(words: list[str]) -> list[str]:
-    """Take `-m mpi4py` away: it only makes one rank's exception end all that mpirun has started."""
+    """Returns the words without `-m mpi4py`, which only makes an exception in one rank end all ranks."""
     place = next((i for i in range(len(words) - 1) if words[i : i + 2] == ["-m", "mpi4py"]), None)
     return words if place is None else words[:place] + words[place + 2 :]
 
@@ -84,8 +84,8 @@ def _warn_of_other_hosts(name: str) -> None:
     hosts, current = read_hosts(os.environ)
     if len(hosts) > 1:
         sys.stderr.write(
-            f"[smdp] {name} starts the ranks of {current} alone, and each of the job's {len(hosts)} hosts"
-            " trains a model of its own; start it with mpirun, or the job with"
+            f"[smdp] {name} starts only the ranks of {current}, so each of the job's {len(hosts)} hosts"
+            " trains a separate model. To train one model, start it with mpirun, or start the job with"
             " SAGEMAKER_TRAINING_MODULE=smdp.sagemaker:main\n"
         )
 
@@ -93,6 +93,6 @@ def _warn_of_other_hosts(name: str) -> None:
 def _warn() -> None:
     if os.environ.get("RANK") == "0":
         sys.stderr.write(
-            "[smdp] mpi4py is not installed, so that `-m mpi4py` is left out: where a rank fails before it"
-            " has joined the others, they wait for it for SMDP_INIT_TIMEOUT seconds\n"
+            "[smdp] mpi4py is not installed, so `-m mpi4py` is ignored. If a rank fails before it has joined"
+            " the others, they wait for it for SMDP_INIT_TIMEOUT seconds\n"
         )

@@ -1,4 +1,4 @@
-"""Messages between launchers: JSON objects, one per line, over a socket that never blocks."""
+"""Messages between launchers: JSON objects, one per line, over a non-blocking socket."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LINE_LIMIT = 1 << 16
 
 
 class Connection:
-    """Messages over a socket, without blocking."""
+    """Sends and receives messages over a socket without blocking."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         sock.setblocking(False)
-        # A host that is cut off is found within 4 seconds, whether something is on its way to it or not.
+        # An unreachable host is detected within 4 seconds, whether or not data is being sent to it.
         for level, option, value in (
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
@@ -35,12 +35,12 @@ class Connection:
         self._messages: list[dict[str, Any]] = []
 
     def send(self, **message: Any) -> None:
-        """Send as much as goes, keep the rest."""
+        """Sends a message. What the socket does not accept now is kept for flush()."""
         self._out += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> bool:
-        """Send what was kept; True once nothing is left."""
+        """Sends what was kept. Returns True once nothing is left."""
         while self.is_open and self._out:
             try:
                 self._out = self._out[self.sock.send(self._out) :]
@@ -51,7 +51,7 @@ class Connection:
         return True
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Give the messages that have come, one by one."""
+        """Yields the messages that have arrived."""
         while self.is_open and len(self._in) <= _LINE_LIMIT:
             try:
                 data = self.sock.recv(1 << 16)
@@ -78,12 +78,12 @@ class Connection:
             yield self._messages.pop(0)
 
     def is_gone(self) -> bool:
-        """Tell whether the other side has closed; messages stay for receive()."""
+        """Returns whether the other side has closed. Its messages stay available to receive()."""
         self._messages = list(self.receive())
         return not self.is_open
 
     def finish(self, timeout_s: float) -> None:
-        """Send what was kept, and close once the other side has closed: what it has not read is not lost."""
+        """Sends what was kept, then closes once the other side has read everything and closed."""
         deadline = time.monotonic() + timeout_s
         while not self.flush() and time.monotonic() < deadline:
             select.select([], [self.sock], [], 0.1)
@@ -97,6 +97,6 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close the socket."""
+        """Closes the socket."""
         self.is_open = False
         self.sock.close()

@@ -1,4 +1,4 @@
-"""The launcher of `ModelTrainer(distributed=...)` in the SageMaker Python SDK v3."""
+"""The launcher for `ModelTrainer(distributed=...)` of the SageMaker Python SDK v3."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ except ImportError as error:
 class Smdp(DistributedConfig):
     """Runs a ModelTrainer's script on ranks of smdp, on one host or many.
 
-    The image, or source_code.requirements, must have smdp.
+    smdp must be in the image or in source_code.requirements.
 
     Args:
-        process_count_per_node: Ranks of a host. Default: its GPUs, or 1.
-        compat: Let smdp answer for Amazon's SMDDP and SMP, and for Horovod. Default: if the hyperparameters
-            have mp_parameters.
+        process_count_per_node: Number of ranks per host. The default is the number of its GPUs, or 1.
+        compat: Whether imports of Amazon's SMDDP and SMP and of Horovod resolve to smdp. By default, they do
+            if the hyperparameters contain mp_parameters.
 
     Example:
         >>> from sagemaker.train import ModelTrainer                                    # doctest: +SKIP
@@ -38,5 +38,5 @@ class Smdp(DistributedConfig):
 
     @property
     def driver_script(self) -> str:
-        """The file of that folder which the container runs."""
+        """The file in that folder that the container runs."""
         return "smdp_driver.py"

@@ -1,4 +1,4 @@
-"""A job of the SageMaker Python SDK v3: what its driver runs in the container."""
+"""The main program of a container of the SageMaker Python SDK v3, which the driver calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from smdp.sagemaker.training import fail, train
 
 
 def main() -> None:
-    """Run SM_ENTRY_SCRIPT of the current folder with SM_HPS as SM_DISTRIBUTED_CONFIG says."""
+    """Runs SM_ENTRY_SCRIPT in the current folder with the hyperparameters of SM_HPS.
+
+    SM_DISTRIBUTED_CONFIG holds the arguments of Smdp.
+    """
     try:
         settings = _read_object("SM_DISTRIBUTED_CONFIG")
         if settings.get("compat") is not None:
@@ -37,7 +40,7 @@ def main() -> None:
 
 
 def _arguments(hyperparameters: dict[str, Any]) -> list[str]:
-    """Give the script's command line as drivers of the SDK v3 do: values as JSON, but for strings."""
+    """Returns the script's arguments as drivers of the SDK v3 pass them: values as JSON, except strings."""
     words = []
     for name, value in hyperparameters.items():
         words += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]

@@ -1,4 +1,4 @@
-"""The user's script: where it comes from, what it needs, and the command that runs it."""
+"""The user's script: its source, its requirements, and the command that runs it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from smdp.sagemaker.job import Job
 
 @dataclass(frozen=True)
 class EntryScript:
-    """A script in a folder.
+    """The script that every rank runs, in its folder.
 
     Attributes:
-        program: Its path in the folder, a .py or .sh file, a program, or a module.
-        code_dir: The folder.
-        module_dir: Where the folder came from: itself, an archive, or an address in S3.
+        program: Path, relative to `code_dir`, of a .py or .sh file or another program; or a module name.
+        code_dir: The folder with the script.
+        module_dir: The source of the folder: the folder itself, an archive, or an S3 URI.
     """
 
     program: str
@@ -30,10 +30,10 @@ class EntryScript:
 
     @classmethod
     def find(cls, job: Job, environ: Mapping[str, str]) -> EntryScript:
-        """Read which script is meant.
+        """Returns the script that the variables or hyperparameters name.
 
         Raises:
-            ConfigError: None is.
+            ConfigError: None of them names a script.
         """
         named = {
             "SAGEMAKER_PROGRAM": config.read(environ, "SAGEMAKER_PROGRAM"),
@@ -49,13 +49,14 @@ class EntryScript:
         return cls(program, job.code_dir, module_dir)
 
     def install(self) -> None:
-        """Fetch the folder, and install its requirements.txt, or itself if it has a setup.py.
+        """Downloads the folder and installs its requirements.txt, or the folder itself if it has a setup.py.
 
-        With sagemaker-training in the image that does it, from S3 and CodeArtifact too; without, the folder
-        must be there.
+        If sagemaker-training is in the image, it does this, and supports S3 and CodeArtifact. Without it,
+        the folder must already be in the container.
 
         Raises:
-            ConfigError: The folder is elsewhere.
+            ConfigError: The folder is not in the container and sagemaker-training is not installed, or the
+                script does not exist.
             subprocess.CalledProcessError: pip failed.
         """
         if importlib.util.find_spec("sagemaker_training") is not None:
@@ -63,15 +64,16 @@ class EntryScript:
 
             files.download_and_extract(self.module_dir, self.code_dir)
             self.check()
-            # It knows no dotted names, and looks at the requirements of files that end in .py.
+            # It does not support dotted names, and installs requirements only for a .py file.
             is_dotted = self._is_module() and not self.program.endswith(".py")
             name = f"{self.program.replace('.', '/')}.py" if is_dotted else self.program
             entry_point.install(name, self.code_dir)
             return
         if os.path.realpath(self.module_dir) != os.path.realpath(self.code_dir):
             raise ConfigError(
-                f"[smdp] the code is at {self.module_dir}, which only sagemaker-training can fetch; install"
-                f" it in the image (pip install sagemaker-training), or put the code into {self.code_dir}"
+                f"[smdp] the code is at {self.module_dir}, which only sagemaker-training can download;"
+                " install it in the image (pip install sagemaker-training), or put the code into"
+                f" {self.code_dir}"
             )
         self.check()
         pip = [sys.executable, "-m", "pip", "install"]
@@ -81,10 +83,10 @@ class EntryScript:
             subprocess.run([*pip, "-r", "requirements.txt"], cwd=self.code_dir, check=True)
 
     def check(self) -> None:
-        """See whether the script is there.
+        """Checks that the script exists.
 
         Raises:
-            ConfigError: It is not, or not in the folder.
+            ConfigError: The script does not exist, or is not in the folder.
         """
         root, path = (
             os.path.realpath(self.code_dir),
@@ -95,34 +97,34 @@ class EntryScript:
         if not os.path.isfile(path) and not self._is_module():
             there = sorted(os.listdir(root))[:20] if os.path.isdir(root) else []
             raise ConfigError(
-                f"[smdp] there is no entry script {self.program!r} in {self.code_dir}; there is"
-                f" {', '.join(there) or 'nothing'}"
+                f"[smdp] there is no entry script {self.program!r} in {self.code_dir}; the folder"
+                f" contains {', '.join(there) or 'nothing'}"
             )
 
     def command(self, arguments: list[str]) -> list[str]:
-        """Give what a rank executes, in the folder.
+        """Returns the command that every rank executes in the folder.
 
         Raises:
-            ConfigError: It is a program that may not be executed.
+            ConfigError: The program is not executable, and its permissions cannot be changed.
         """
         path = os.path.join(self.code_dir, self.program)
         if self._is_module():
             return [sys.executable, "-u", "-m", self.program.removesuffix(".py"), *arguments]
         if self.program.endswith(".py"):
             return [sys.executable, "-u", path, *arguments]
-        if not os.access(path, os.X_OK):  # the folder may be read-only, and the file fine as it is
+        if not os.access(path, os.X_OK):  # chmod only if needed: the folder may be read-only
             try:
                 os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
             except OSError as error:
                 raise ConfigError(
-                    f"[smdp] {path} has no permission to be executed, and it cannot be given"
-                    f" ({error.strerror}); chmod +x the file where it comes from"
+                    f"[smdp] {path} is not executable, and smdp cannot change its permissions"
+                    f" ({error.strerror}); run chmod +x on the file before you upload it"
                 ) from None
-        # A shell, as scripts without a first line "#!" are run by one.
+        # Started by a shell, because a script without a "#!" line can only be run by one.
         return ["/bin/sh", "-c", 'exec "$0" "$@"', path, *arguments]
 
     def _is_module(self) -> bool:
-        """A folder that is a distribution is run as `python -m`, and so is a dotted name."""
+        """Returns whether to use `python -m`: for a dotted name, or if the folder is a distribution."""
         if self.program.endswith(".sh"):
             return False
         if os.path.exists(os.path.join(self.code_dir, "setup.py")):

@@ -1,4 +1,4 @@
-"""Who failed first, and the file by which SageMaker gets to know."""
+"""The rank or host that failed first, and the failure file that reports it to SageMaker."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from smdp import SmdpError
 
-_REASON_BYTES = 1024  # SageMaker shows that much
-# What ranks die of because another one has died: it is not named first while there is anything else.
+_REASON_BYTES = 1024  # SageMaker shows this many bytes
+# Errors of ranks whose peer has died. One is reported as the first failure only if there is no other.
 _CONSEQUENCE = re.compile(r"PeerLostError|Connection (?:closed|reset) by peer|DistNetworkError|Broken pipe")
 
 
 class TrainingError(SmdpError):
-    """A job that failed.
+    """The training job failed.
 
     Attributes:
-        errno: The exit code; sagemaker-training ends the container with the number of this name.
+        errno: The exit code. sagemaker-training ends the container with this attribute of an exception.
     """
 
     def __init__(self, message: str, code: int) -> None:
@@ -29,14 +29,14 @@ class TrainingError(SmdpError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that failed, or a host that is gone.
+    """A rank that failed, or a host that was lost.
 
     Attributes:
-        host: Its name.
-        rank: None for a whole host.
-        code: What a shell would give: above 128 for signals.
-        text: The last that the rank wrote to stderr, or what is known of the host.
-        is_restart: The rank has saved its work and asks to be started again.
+        host: Name of the host.
+        rank: The rank, or None for a whole host.
+        code: Exit code as a shell reports it: 128 + the signal number for a signal.
+        text: The end of the rank's stderr, or what happened to the host.
+        is_restart: Whether the rank has saved its work and asks for a restart.
     """
 
     host: str
@@ -47,21 +47,21 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it looks as if another rank's death has caused it."""
+        """Whether another rank's failure seems to have caused this one."""
         return self.rank is not None and _CONSEQUENCE.search(self.text) is not None
 
     @property
     def headline(self) -> str:
-        """Who, where and how, in one line."""
+        """The rank, host and cause in one line."""
         if self.rank is None:
             return f"[smdp] host {self.host}: {self.text}"
         who = f"[smdp] rank {self.rank} on {self.host}"
         if self.is_restart:
             return f"{who} has saved its work and asks to be started again: exit code {self.code}"
         if self.code == 128 + signal.SIGTERM:
-            return f"{who} ended on SIGTERM, with which SageMaker stops a container"
+            return f"{who} ended on SIGTERM, which SageMaker sends to stop a container"
         if self.code == 128 + signal.SIGKILL:
-            return f"{who} failed first: killed by SIGKILL; by the kernel, if memory ran out"
+            return f"{who} failed first: killed by SIGKILL, which the kernel sends if memory runs out"
         if self.code > 128:
             with contextlib.suppress(ValueError):
                 return f"{who} failed first: killed by {signal.Signals(self.code - 128).name}"
@@ -69,7 +69,7 @@ class Failure:
 
     @property
     def reason(self) -> str:
-        """The headline and as much of the end of stderr as SageMaker shows."""
+        """The headline and the end of stderr, as much of it as SageMaker shows."""
         if self.rank is None or not self.text:
             return self.headline
         room = _REASON_BYTES - len(self.headline.encode()) - 1
@@ -77,7 +77,7 @@ class Failure:
 
 
 def end_of(text: str, limit: int) -> str:
-    """Give the last lines of a text that fit into limit bytes; of a single long line its end."""
+    """Returns the last lines of a text that fit into `limit` bytes, or the end of a line that is too long."""
     text = text.strip()
     data = text.encode()
     if len(data) <= limit:
@@ -88,7 +88,7 @@ def end_of(text: str, limit: int) -> str:
 
 
 def write_failure(path: str, text: str) -> None:
-    """Write the failure file; what cannot be written is in the log all the same."""
+    """Writes the failure file. Errors are ignored, because the log has the same text."""
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:

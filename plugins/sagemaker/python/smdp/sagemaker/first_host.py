@@ -1,4 +1,4 @@
-"""The channel of the first host, where all others meet."""
+"""The channel of the first host, to which all other hosts connect."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from smdp.sagemaker.connection import Connection
 from smdp.sagemaker.failure import Failure
 from smdp.sagemaker.host_channel import Hello, HostChannel
 
-_HELLO_S = 10.0  # a stranger who does not say who he is has this long
-_DECIDE_S = 3.0  # how long a cause is awaited where only its consequences have been reported
+_HELLO_S = 10.0  # how long a new connection may take to send its hello
+_DECIDE_S = 3.0  # how long to wait for a cause if only its consequences have been reported
 _FINISH_S = 2.0
 _MOST_RANKS = 1 << 12  # on one host
 
 
 class FirstHost(HostChannel):
-    """The channel of the first host, to which all others connect; it may be the only one."""
+    """The channel of the first host, to which all other hosts connect. There may be no others."""
 
     def __init__(self, hello: Hello, port: int) -> None:
         super().__init__()
@@ -48,13 +48,14 @@ class FirstHost(HostChannel):
                     self._listener = socket.create_server(("", port), backlog=len(hello.hosts))
                 except OSError as error:
                     raise ConfigError(
-                        f"[smdp] {hello.host} cannot listen on port {port}, where other hosts look for it:"
-                        f" {error.strerror}. Set MASTER_PORT on all hosts; it and the next two must be free."
+                        f"[smdp] {hello.host} cannot listen on port {port}, to which other hosts connect:"
+                        f" {error.strerror}. Set MASTER_PORT on all hosts to another port; it and the next"
+                        " two must be free."
                     ) from None
             self._listener.setblocking(False)
 
     def meet(self, timeout_s: float) -> tuple[int, int]:
-        """Wait for all hosts, and give each its place."""
+        """Waits for all hosts and sends each its first rank."""
         deadline = time.monotonic() + timeout_s
         try:
             while missing := [host for host in self._hello.hosts if host not in self._ranks]:
@@ -76,7 +77,7 @@ class FirstHost(HostChannel):
         return 0, world_size
 
     def _forget_gone(self) -> None:
-        """Let hosts whose connection broke come again, as long as not all have met."""
+        """Forgets hosts whose connection broke before all have met, so that they can connect again."""
         if not self._has_met:
             for host in [host for host, member in self._members.items() if member.is_gone()]:
                 del self._members[host], self._ranks[host]
@@ -88,7 +89,7 @@ class FirstHost(HostChannel):
         select.select(sockets, [], [], seconds)
 
     def _welcome(self) -> None:
-        """Let hosts in that prove who they are; send away who does not belong here."""
+        """Accepts the hosts that prove that they belong to the job, and refuses other connections."""
         with contextlib.suppress(OSError):
             while self._listener is not None:
                 connection, challenge = Connection(self._listener.accept()[0]), secrets.token_hex(16)
@@ -112,7 +113,7 @@ class FirstHost(HostChannel):
             theirs = Hello(str(hello["host"]), tuple(hello["hosts"]), _count(hello["ranks"]), ours.secret)
             is_proven = hmac.compare_digest(theirs.proof(challenge), str(hello["proof"]))
         except (LookupError, TypeError, ValueError):
-            refusal: str | None = "[smdp] this is no hello"
+            refusal: str | None = "[smdp] this is not a valid hello"
         else:
             refusal = self._check(theirs, is_proven)
         if refusal is None:
@@ -124,38 +125,38 @@ class FirstHost(HostChannel):
             connection.close()
 
     def _check(self, theirs: Hello, is_proven: bool) -> str | None:
-        """Give the reason why a host is not let in."""
+        """Returns the reason why a host is refused, or None."""
         ours = self._hello
         if not is_proven:
-            return f"[smdp] {theirs.host} and {ours.host} have different SMDP_SECRETs; give all hosts one"
+            return f"[smdp] {theirs.host} and {ours.host} have different SMDP_SECRETs; set the same on all"
         if theirs.hosts != ours.hosts or theirs.host not in ours.hosts:
             return (
                 f"[smdp] the job's hosts are {list(theirs.hosts)} on {theirs.host} and {list(ours.hosts)}"
-                f" on {ours.host}; allowed: the same list in resourceconfig.json on all"
+                f" on {ours.host}; resourceconfig.json must have the same list on all hosts"
             )
         if theirs.host in self._ranks:
-            return f"[smdp] there is a {theirs.host} already; every host has a name of its own"
+            return f"[smdp] there is already a host named {theirs.host}; names of hosts must be unique"
         return None
 
     def failed(self, failure: Failure) -> None:
-        """Say that a rank of this host has failed."""
+        """Records that a rank, of this host or another, has failed."""
         if not self._failures:
             self._decide_at = time.monotonic() + _DECIDE_S
         self._failures.append(failure)
 
     def asked(self, failure: Failure) -> None:
-        """Say that a rank of this host, or of another, asks for a restart."""
+        """Tells all hosts that a rank, of this host or another, asks for a restart."""
         if not self.has_asked:
             self.has_asked = True
             for connection in self._members.values():
                 connection.send(asked=dataclasses.asdict(failure))
 
     def ended(self, failure: Failure | None) -> None:
-        """Say that this host's ranks have ended."""
+        """Records that the ranks of this host have ended."""
         self._ended.setdefault(self._hello.host, failure)
 
     def poll(self) -> None:
-        """Take what the others have said."""
+        """Handles the messages of the other hosts. Never waits."""
         self._welcome()
         for host, connection in self._members.items():
             for message in connection.receive():
@@ -180,7 +181,7 @@ class FirstHost(HostChannel):
         ended = [self._ended.get(host) for host in self._hello.hosts]
         asked = [failure for failure in ended if failure is not None]
         if self._failures and (causes or time.monotonic() >= self._decide_at):
-            # A rank that died of SIGTERM has not failed, but is the cause where others have only lost it.
+            # A rank that SIGTERM ended has not failed, but is the cause if others only lost their peers.
             signalled = [failure for failure in asked if not failure.is_restart]
             self._finish((causes or signalled or self._failures)[0])
         elif not self._failures and len(self._ended) == len(self._hello.hosts):
@@ -192,7 +193,7 @@ class FirstHost(HostChannel):
             connection.send(over=None if failure is None else dataclasses.asdict(failure))
 
     def close(self) -> None:
-        """Close all sockets; nothing said is lost."""
+        """Closes all sockets, after the other hosts have read all messages."""
         for connection in self._members.values():
             connection.finish(_FINISH_S)
         for connection, _ in self._strangers:
@@ -202,10 +203,10 @@ class FirstHost(HostChannel):
 
 
 def _count(ranks: object) -> int:
-    """Give a number of ranks that came over the network.
+    """Checks a number of ranks that came over the network.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a valid number of ranks.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= _MOST_RANKS:
         raise ValueError(ranks)
@@ -213,15 +214,16 @@ def _count(ranks: object) -> int:
 
 
 def _missing(hosts: list[str], timeout_s: float) -> str:
-    """Say which hosts did not come, and which of their names mean nothing."""
+    """Returns the message about hosts that did not connect; names that cannot be resolved are listed."""
     unknown = []
     for host in hosts:
         try:
             socket.getaddrinfo(host, None)
         except OSError:
             unknown.append(host)
-    names = f" The names {', '.join(unknown)} are not known here." if unknown else ""
+    names = f" These names cannot be resolved here: {', '.join(unknown)}." if unknown else ""
     return (
-        f"[smdp] after {timeout_s:g} s these hosts of resourceconfig.json have not come: {', '.join(hosts)}."
-        f"{names} Do their containers run smdp.sagemaker:main too? SMDP_INIT_TIMEOUT sets how long is waited."
+        f"[smdp] these hosts of resourceconfig.json did not connect within {timeout_s:g} s:"
+        f" {', '.join(hosts)}.{names} Check that their containers also run smdp.sagemaker:main;"
+        " SMDP_INIT_TIMEOUT sets the time limit."
     )

@@ -1,9 +1,9 @@
-"""The launchers of a job's hosts know of each other: all are connected to the first host's.
+"""The channel between the launchers of a job's hosts, which all connect to the first host's launcher.
 
-A message is a JSON object in a line. The first host says {"challenge"}; a host answers {"hello"} with its
-ranks, and gets {"go"} with its place once all have come, or {"refused"}. Then a host says {"failed"},
-{"asked"} or {"ended"}; the first host hands on {"asked"}, decides who failed first and says {"over"} to all.
-A connection that breaks is a host that is gone.
+A message is a JSON object on one line. The first host sends {"challenge"}. A host answers {"hello"} with its
+number of ranks, and receives {"go"} with its first rank once all hosts have connected, or {"refused"}. Later
+a host sends {"failed"}, {"asked"} or {"ended"}. The first host forwards {"asked"}, decides which rank failed
+first, and sends {"over"} to all. If a connection breaks, its host counts as lost.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from smdp.sagemaker.failure import Failure
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """What a host says of itself.
+    """The description of itself that a host sends.
 
     Attributes:
-        host: Its name.
-        hosts: The job's hosts, as it knows them.
-        ranks: How many it starts.
-        secret: The job's, empty if there is none. It does not travel.
+        host: Name of the host.
+        hosts: The job's hosts, as this host knows them.
+        ranks: Number of ranks that it starts.
+        secret: The job's secret, or an empty string. It is never sent.
     """
 
     host: str
@@ -35,22 +35,22 @@ class Hello:
     secret: str = ""
 
     def message(self, challenge: str) -> dict[str, Any]:
-        """Give what travels."""
+        """Returns the message to send."""
         return {"host": self.host, "hosts": self.hosts, "ranks": self.ranks, "proof": self.proof(challenge)}
 
     def proof(self, challenge: str) -> str:
-        """Prove to know the secret."""
+        """Returns a proof that this host knows the secret."""
         text = json.dumps([challenge, self.host, self.ranks])
         return hmac.new(self.secret.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 class HostChannel(ABC):
-    """What a launcher knows of the other hosts.
+    """Connects the launcher of this host to those of the other hosts.
 
     Attributes:
-        failure: Who failed first, of all hosts; None while nobody has.
-        has_asked: A rank of some host has saved its work and asks for a restart; it is time to leave.
-        is_over: Nothing is left to do.
+        failure: The first failure on any host, or None.
+        has_asked: Whether a rank of some host has saved its work and asks for a restart. All ranks then end.
+        is_over: Whether the job is over on all hosts.
     """
 
     def __init__(self) -> None:
@@ -60,28 +60,31 @@ class HostChannel(ABC):
 
     @abstractmethod
     def meet(self, timeout_s: float) -> tuple[int, int]:
-        """Wait for the others; give the first rank of this host and the number of ranks of all.
+        """Waits for the other hosts. Returns this host's first rank and the total number of ranks.
 
         Raises:
-            ConfigError: Some did not come, or their lists of hosts differ.
+            ConfigError: Some hosts did not connect in time, or their lists of hosts differ.
         """
 
     @abstractmethod
     def failed(self, failure: Failure) -> None:
-        """Say that a rank of this host has failed."""
+        """Reports that a rank of this host has failed."""
 
     @abstractmethod
     def asked(self, failure: Failure) -> None:
-        """Say that a rank of this host asks for a restart."""
+        """Reports that a rank of this host asks for a restart."""
 
     @abstractmethod
     def ended(self, failure: Failure | None) -> None:
-        """Say that this host's ranks have ended; failure: the first of those that were asked to end."""
+        """Reports that this host's ranks have ended.
+
+        `failure` describes the first rank that was asked to end, if any.
+        """
 
     @abstractmethod
     def poll(self) -> None:
-        """Take what the others have said. Never waits."""
+        """Handles the messages of the other hosts. Never waits."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close all sockets."""
+        """Closes all sockets."""

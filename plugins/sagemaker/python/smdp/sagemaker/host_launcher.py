@@ -1,4 +1,4 @@
-"""`smdp run` for one of several hosts: ranks end together on all of them."""
+"""The launcher of one of several hosts, like `smdp run`. Ranks end together on all hosts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from smdp.sagemaker.host_channel import HostChannel
 
 _TAIL_BYTES = 8192
 _TEXT_BYTES = 1024
-_LAST_WORDS_S = 0.5  # how long the last output of a rank that failed is awaited
+_LAST_WORDS_S = 0.5  # how long to wait for the last output of a failed rank
 
 
 class HostLauncher(Launcher):
-    """Start the ranks of this host; stop them when a rank of any host fails.
+    """Starts the ranks of this host, and stops them when a rank of any host fails.
 
     Args:
-        argv: What every rank executes.
-        environments: One per rank.
+        argv: The command of every rank.
+        environments: The environment variables, one mapping per rank.
         host: Name of this host.
-        channel: To the other hosts; they have met.
-        restart_code: By which a rank asks for a restart.
-        first_rank: Number of this host's first rank.
-        cwd: Where ranks start.
+        channel: Channel to the other hosts, after meet().
+        restart_code: The exit code by which a rank asks for a restart.
+        first_rank: The first rank of this host.
+        cwd: The working directory of the ranks.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class HostLauncher(Launcher):
         self._is_told = False
 
     def heard(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        """Keep the end of what a rank writes to stderr."""
+        """Keeps the end of a rank's stderr."""
         if is_stderr:
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-_TAIL_BYTES:]
 
     def ended(self, rank: int, code: int) -> None:
-        """Remember who failed, but not who was stopped."""
+        """Records a rank that failed or asks for a restart, but not one that was stopped."""
         was_stopped = self.is_stopping and code in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
         if not code or self._is_told or was_stopped:
             return
@@ -67,7 +67,7 @@ class HostLauncher(Launcher):
             self._channel.asked(last)
 
     def tick(self) -> None:
-        """Report failures once their last words are there; stop when some host has failed."""
+        """Reports failures once a rank's last output has arrived, and stops all ranks if a host failed."""
         for failed in list(self._failed):
             rank, code, since = failed
             if self.is_silent(rank) or time.monotonic() - since > _LAST_WORDS_S:
@@ -78,13 +78,13 @@ class HostLauncher(Launcher):
         if self._channel.failure is not None and not self._is_told:
             self._is_told = True
             if self._channel.failure.host != self._host:
-                self.write_error(f"{self._channel.failure.headline}; the ranks here are stopped\n")
+                self.write_error(f"{self._channel.failure.headline}; the ranks of this host are stopped\n")
             self.stop()
         if self._channel.has_asked:
             self.grant_grace()  # does nothing the second time
 
     def is_done(self) -> bool:
-        """Stay until all hosts have ended: through the first one they hear of each other."""
+        """Returns whether all hosts have ended. Until then, the first host must forward messages."""
         if self._failed:
             return False
         if not self._has_ended:

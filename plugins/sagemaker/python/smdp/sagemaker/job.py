@@ -1,4 +1,4 @@
-"""The training contract: what SageMaker puts below /opt/ml, and what a container leaves there."""
+"""The training contract: files below /opt/ml that SageMaker provides, and those that a container writes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from smdp import config
 from smdp.environments.sagemaker import read_hosts, resource_config_file
 
 _BASE = "/opt/ml"
-# What the SDK adds to the hyperparameters for the container, not for the script.
+# Names that the SDK adds to the hyperparameters for the container, not for the script.
 _PREFIX, _TUNING, _DEFAULT_MODULE = "sagemaker_", "_tuning_objective_metric", "default_user_module_name"
 _HOMOGENEOUS = "homogeneousCluster"
-# Hyperparameters of the container itself; all other sagemaker_* are parameters of frameworks.
+# Hyperparameters for the container itself. All other sagemaker_* are parameters of frameworks.
 _OF_CONTAINER = (
     "sagemaker_program",
     "sagemaker_submit_directory",
@@ -36,17 +36,17 @@ class Job:
     """A training job as one of its containers sees it.
 
     Attributes:
-        name: Of the training job, empty if nobody said.
-        base_dir: /opt/ml, or SAGEMAKER_BASE_DIR.
-        hosts: Those that train together, in the order of their ranks.
-        current_host: This one; not among hosts if its instance group is not part of the distribution.
-        hyperparameters: What the script gets, as Python values.
-        framework_parameters: What the SDK said about the distribution: sagemaker_mpi_enabled and so on.
+        name: Name of the training job; empty if it is unknown.
+        base_dir: SAGEMAKER_BASE_DIR, by default /opt/ml.
+        hosts: The hosts that train together, in the order of their ranks.
+        current_host: This host. It is not in `hosts` if its instance group is not part of the distribution.
+        hyperparameters: The script's hyperparameters as Python values.
+        framework_parameters: Parameters of the SDK's distribution, such as sagemaker_mpi_enabled.
         channels: Names of the input channels, sorted.
-        num_gpus: On this host: SM_NUM_GPUS, or /dev/nvidia0, ... counted.
-        resource_config: resourceconfig.json, empty where SM_HOSTS stands for it.
-        input_data_config: inputdataconfig.json.
-        all_hyperparameters: Those of the container, too.
+        num_gpus: Number of GPUs of this host: SM_NUM_GPUS, or the number of /dev/nvidia0, ... devices.
+        resource_config: Content of resourceconfig.json; empty if SM_HOSTS replaces it.
+        input_data_config: Content of inputdataconfig.json.
+        all_hyperparameters: All hyperparameters, including those for the container.
     """
 
     name: str
@@ -63,39 +63,39 @@ class Job:
 
     @property
     def code_dir(self) -> str:
-        """Where the script lies: code, or what the SDK v3 uploads as the channel code."""
+        """The folder with the script."""
         return os.path.join(self.base_dir, "code")
 
     @property
     def model_dir(self) -> str:
-        """What is here at the end becomes model.tar.gz."""
+        """The folder whose content becomes model.tar.gz when the job ends."""
         return os.path.join(self.base_dir, "model")
 
     @property
     def checkpoint_dir(self) -> str:
-        """What is here is copied to S3 all the time, and is here again after a restart."""
+        """The folder that SageMaker copies to S3 during training and restores after a restart."""
         return os.path.join(self.base_dir, "checkpoints")
 
     @property
     def output_data_dir(self) -> str:
-        """What is here at the end becomes output.tar.gz."""
+        """The folder whose content becomes output.tar.gz when the job ends."""
         return os.path.join(self.base_dir, "output", "data")
 
     @property
     def failure_file(self) -> str:
-        """Its first 1024 characters become the job's FailureReason."""
+        """The file whose first 1024 characters become the job's FailureReason."""
         return failure_file({"SAGEMAKER_BASE_DIR": self.base_dir})
 
     def channel_dir(self, channel: str) -> str:
-        """Give the folder, or in pipe mode the beginning of the pipes' names, of an input channel."""
+        """Returns the folder of an input channel; in pipe mode, the prefix of the names of its pipes."""
         return os.path.join(self.base_dir, "input", "data", channel)
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Job:
-        """Read the files and variables of this container.
+        """Reads the files and variables of this container.
 
         Raises:
-            ConfigError: One of them is missing or wrong; the message names it.
+            ConfigError: One of them is missing or wrong. The message names it.
         """
         base = config.read(environ, "SAGEMAKER_BASE_DIR") or _BASE
         folder = os.path.join(base, "input", "config")
@@ -130,7 +130,7 @@ class Job:
         )
 
     def arguments(self) -> list[str]:
-        """Give the hyperparameters as the script's command line, as sagemaker-training does."""
+        """Returns the hyperparameters as arguments for the script, in sagemaker-training's format."""
         words = []
         for name, value in sorted(self.hyperparameters.items()):
             words.append(f"--{name}" if len(name) > 1 else f"-{name}")
@@ -141,11 +141,11 @@ class Job:
         return words
 
     def variables(self, program: str, module_dir: str) -> dict[str, str]:
-        """Give the SM_* variables of a script, as sagemaker-training does.
+        """Returns the SM_* variables of a script, in sagemaker-training's format.
 
         Args:
-            program: The script.
-            module_dir: Where it came from.
+            program: The script; see EntryScript.
+            module_dir: The source of the script's folder; see EntryScript.
         """
         groups = {group["instance_group_name"]: group for group in self._instance_groups()}
         group = self.resource_config.get("current_group_name", _HOMOGENEOUS)
@@ -199,12 +199,12 @@ class Job:
 
 
 def failure_file(environ: Mapping[str, str]) -> str:
-    """Give the path of the failure file; it is known even where no job can be read."""
+    """Returns the path of the failure file, which is known even if the job cannot be read."""
     return os.path.join(config.read(environ, "SAGEMAKER_BASE_DIR") or _BASE, "output", "failure")
 
 
 def count_gpus() -> int:
-    """Give the number of NVIDIA GPUs of this host."""
+    """Returns the number of NVIDIA GPUs of this host."""
     return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
@@ -219,14 +219,16 @@ def _distribution_groups(resources: Mapping[str, Any], framework: Mapping[str, A
 def _distribution_hosts(
     resources: Mapping[str, Any], framework: Mapping[str, Any], hosts: list[str]
 ) -> list[str]:
-    """Give the hosts of the instance groups that the SDK chose; all, if it chose none."""
+    """Returns the hosts of the instance groups that the SDK chose, or all hosts if it chose none."""
     named = framework.get("sagemaker_distribution_instance_groups")
     if named is None:
         return hosts
     groups = {group["instance_group_name"]: group["hosts"] for group in resources.get("instance_groups", [])}
     unknown = [name for name in named if name not in groups]
     if unknown or not named:
-        raise config.invalid("sagemaker_distribution_instance_groups", named, f"of {', '.join(groups)}")
+        raise config.invalid(
+            "sagemaker_distribution_instance_groups", named, f"names from {', '.join(groups)}"
+        )
     chosen = [host for name in named for host in groups[name]]
     strangers = [host for host in chosen if host not in hosts]
     if strangers:
@@ -237,7 +239,7 @@ def _distribution_hosts(
 
 
 def _read_object(path: str) -> dict[str, Any]:
-    """Read a JSON object; one that is not there is empty."""
+    """Returns the JSON object in a file, or an empty dict if the file does not exist."""
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -251,7 +253,7 @@ def _read_object(path: str) -> dict[str, Any]:
 
 
 def _value(text: object) -> Any:
-    """Give what a hyperparameter's JSON stands for; what is no JSON stands for itself."""
+    """Returns the value of a hyperparameter, which is JSON. Text that is not JSON is returned unchanged."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:

@@ -1,4 +1,4 @@
-"""The channel of any host but the first."""
+"""The channel of all hosts except the first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smdp.sagemaker.host_channel import Hello, HostChannel
 
 
 class OtherHost(HostChannel):
-    """The channel of any other host."""
+    """The channel of a host that connects to the first host."""
 
     def __init__(self, hello: Hello, port: int) -> None:
         super().__init__()
@@ -24,9 +24,9 @@ class OtherHost(HostChannel):
         self._connection: Connection | None = None
 
     def meet(self, timeout_s: float) -> tuple[int, int]:
-        """Introduce this host to the first one, and wait for its place."""
+        """Introduces this host to the first host and waits for its first rank."""
         deadline = time.monotonic() + timeout_s
-        reason = "nothing was tried"
+        reason = "no attempt was made"
         while time.monotonic() < deadline:
             try:
                 address = (self._first, self._port)
@@ -34,7 +34,7 @@ class OtherHost(HostChannel):
                     address, timeout=min(5.0, max(0.1, deadline - time.monotonic()))
                 )
             except socket.gaierror as error:
-                reason = f"the name {self._first} is not known ({error.strerror})"
+                reason = f"the name {self._first} cannot be resolved ({error.strerror})"
             except OSError as error:
                 reason = f"{self._first} does not answer on port {self._port} ({error.strerror or error})"
             else:
@@ -42,12 +42,12 @@ class OtherHost(HostChannel):
                 place = self._introduce(self._connection, deadline)
                 if place is not None:
                     return place
-                reason = f"{self._first} answers on port {self._port}, but has closed the connection"
+                reason = f"{self._first} accepted a connection on port {self._port} but closed it"
             time.sleep(0.2)
         raise ConfigError(
-            f"[smdp] {self._hello.host} has waited {timeout_s:g} s for the first host, {self._first}:"
-            f" {reason}. Is its container running, and does the security group let hosts of the job talk to"
-            " each other? SMDP_INIT_TIMEOUT sets how long is waited."
+            f"[smdp] {self._hello.host} could not reach the first host, {self._first}, within"
+            f" {timeout_s:g} s: {reason}. Check that its container is running, and that the security group"
+            " lets the job's hosts talk to each other; SMDP_INIT_TIMEOUT sets the time limit."
         )
 
     def _introduce(self, connection: Connection, deadline: float) -> tuple[int, int] | None:
@@ -64,22 +64,22 @@ class OtherHost(HostChannel):
         return None
 
     def failed(self, failure: Failure) -> None:
-        """Say that a rank of this host has failed."""
+        """Reports that a rank of this host has failed."""
         assert self._connection is not None
         self._connection.send(failed=dataclasses.asdict(failure))
 
     def asked(self, failure: Failure) -> None:
-        """Say that a rank of this host asks for a restart."""
+        """Reports that a rank of this host asks for a restart."""
         assert self._connection is not None
         self._connection.send(asked=dataclasses.asdict(failure))
 
     def ended(self, failure: Failure | None) -> None:
-        """Say that this host's ranks have ended."""
+        """Reports that this host's ranks have ended."""
         assert self._connection is not None
         self._connection.send(ended=None if failure is None else dataclasses.asdict(failure))
 
     def poll(self) -> None:
-        """Take what the others have said."""
+        """Handles the messages of the first host. Never waits."""
         assert self._connection is not None
         if self.is_over:
             return
@@ -96,6 +96,6 @@ class OtherHost(HostChannel):
             self.is_over = True
 
     def close(self) -> None:
-        """Close all sockets; nothing said is lost."""
+        """Closes the socket."""
         if self._connection is not None:
             self._connection.close()

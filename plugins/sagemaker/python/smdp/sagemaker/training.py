@@ -1,4 +1,4 @@
-"""What runs in every container of a job: start the ranks of this host, end as the job ends."""
+"""The main program of every container of a job: starts the ranks of this host and ends as the job ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from smdp.sagemaker.host_launcher import HostLauncher
 from smdp.sagemaker.job import Job, failure_file
 from smdp.sagemaker.other_host import OtherHost
 
-_CONFIG_CODE = 2  # as `smdp run` ends when it is asked for what cannot be
+_CONFIG_CODE = 2  # the exit code of `smdp run` for wrong settings
 
 
 def main() -> None:
-    """Run the training job's script on all ranks of this host; for SAGEMAKER_TRAINING_MODULE.
+    """Runs the training job's script on all ranks of this host. Set in SAGEMAKER_TRAINING_MODULE.
 
     Raises:
-        TrainingError: The job failed, here or on another host; its errno becomes the exit code. The failure
-            file is written.
+        TrainingError: The job failed, on this host or another. Its errno becomes the exit code. The failure
+            file has been written.
     """
     try:
         job = Job.read()
@@ -36,36 +36,36 @@ def main() -> None:
         raise
     except SmdpError as error:
         raise fail(str(error), _CONFIG_CODE) from None
-    except Exception as error:  # whatever it is, SageMaker shows the failure file
+    except Exception as error:  # any error, so that SageMaker can show it
         raise fail(f"{type(error).__name__}: {error}", 1) from error
 
 
 def train(job: Job, script: EntryScript, arguments: list[str], processes: int | None = None) -> None:
-    """Start the ranks of this host together with those of the others, and wait for all.
+    """Starts the ranks of this host together with those of the other hosts, and waits for all of them.
 
     Args:
-        job: The job.
-        script: What ranks run.
-        arguments: Of the script.
-        processes: Ranks of this host. Default: processes_per_host().
+        job: The training job.
+        script: The script that ranks run.
+        arguments: Arguments of the script.
+        processes: Number of ranks of this host. The default is processes_per_host().
 
     Raises:
-        ConfigError: What was asked for cannot be started, or a host does not come.
-        TrainingError: A rank failed.
+        ConfigError: The settings are wrong, or a host did not connect.
+        TrainingError: A rank failed, or asks for a restart.
     """
     is_alone = job.current_host not in job.hosts
     hosts = (job.current_host,) if is_alone else job.hosts
     if is_alone:
         _say(
-            f"{job.current_host} is in none of the instance groups of the distribution; it runs the script"
-            " alone, as one process"
+            f"{job.current_host} is in none of the instance groups of the distribution, so it runs"
+            " the script alone, as one process"
         )
     count = 1 if is_alone else processes or processes_per_host(job, os.environ)
     for folder in (job.model_dir, job.output_data_dir):
         os.makedirs(folder, exist_ok=True)
     port = config.read_port(os.environ, "MASTER_PORT") or (PORT if len(hosts) > 1 else free_ports())
     if port > 65533:
-        raise config.invalid("MASTER_PORT", port, "a port up to 65533: smdp takes the next two as well")
+        raise config.invalid("MASTER_PORT", port, "a port up to 65533: smdp also uses the next two")
     settings = config.Config.from_environ(os.environ)
     hello = Hello(job.current_host, hosts, count, settings.secret or "")
     channel: HostChannel = (FirstHost if job.current_host == hosts[0] else OtherHost)(hello, port + 2)
@@ -90,17 +90,19 @@ def train(job: Job, script: EntryScript, arguments: list[str], processes: int | 
     finally:
         channel.close()
     failure = channel.failure
-    if failure is None and code:  # the reader of our output has gone
+    if failure is None and code:  # the reader of the launcher's output is gone
         failure = Failure(job.current_host, None, code, f"its launcher ended with exit code {code}")
     if failure is not None:
         raise fail(failure.reason, failure.code)
 
 
 def processes_per_host(job: Job, environ: Mapping[str, str]) -> int:
-    """Give SMDP_LOCAL_WORLD_SIZE, else the SDK's processes_per_host, else the number of GPUs, else 1.
+    """Returns the number of ranks to start on this host.
+
+    It is SMDP_LOCAL_WORLD_SIZE if set, then the SDK's processes_per_host, then the number of GPUs, then 1.
 
     Raises:
-        ConfigError: It is no number above 0: such a container would start no rank.
+        ConfigError: The value is not a number above 0.
     """
     count = config.read_int(environ, "SMDP_LOCAL_WORLD_SIZE", minimum=1)
     if count is not None:
@@ -113,10 +115,10 @@ def processes_per_host(job: Job, environ: Mapping[str, str]) -> int:
 
 
 def variables(job: Job, script: EntryScript, environ: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment that all ranks of this host have in common.
+    """Returns the environment variables that all ranks of this host share.
 
-    SM_* that are set already stay. Scripts for Amazon's libraries are let in where the SDK's distribution
-    says that they come; SMDP_COMPAT decides, where it is set.
+    SM_* variables that are already set keep their values. SMDP_COMPAT is turned on if the SDK's distribution
+    asks for one of Amazon's libraries, unless it is already set.
     """
     common = {**job.variables(script.program, script.module_dir), **environ}
     folders = [script.code_dir, *filter(None, [environ.get("PYTHONPATH")])]
@@ -134,12 +136,12 @@ def variables(job: Job, script: EntryScript, environ: Mapping[str, str]) -> dict
     if is_compat is not None:
         common["SMDP_COMPAT"] = "1" if is_compat else "0"
     if is_compat and not parameters:
-        common.pop("SM_FRAMEWORK_PARAMS", None)  # smdp.compat knows what such scripts look for
+        common.pop("SM_FRAMEWORK_PARAMS", None)  # smdp.compat sets what such scripts read
     return common
 
 
 def fail(text: str, code: int) -> TrainingError:
-    """Write the failure file, and make the error."""
+    """Writes the failure file and returns the error to raise."""
     text = text if text.startswith("[smdp] ") else f"[smdp] {text}"
     write_failure(failure_file(os.environ), text)
     return TrainingError(text, code)
