@@ -29,7 +29,7 @@ Call CallOf::operator()(TF_OpKernelContext* context) const {
   call.name = name_.empty() ? call_name() : name_;
   call.by_name = is_by_name_;
   if (!is_by_name_) return call;
-  // Rounds of a loop may overtake each other. An inner loop has a new id in each round of the outer loop.
+  // Iterations of a loop may overtake each other. An inner loop has a new id in each iteration of the outer loop.
   if (const std::uint64_t loop = TF_GetFrameId(context); loop != 0) {
     call.name = "loop " + std::to_string(loop) + " round " + std::to_string(TF_GetIterId(context)) + ": " + call.name;
   }

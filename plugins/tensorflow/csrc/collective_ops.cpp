@@ -1,6 +1,6 @@
-// Collectives whose output has the shape of the input. All ops are stateful and take their group's token, a resource:
-// TensorFlow runs those that share one in the order of the program, also through nested functions, conditions and
-// loops. In a graph of TensorFlow 1, which it runs as it likes, they meet by name.
+// Collectives whose output has the shape of the input. All ops are stateful and take their group's token, which is a
+// resource. TensorFlow runs ops that share a resource in the order of the program, also through nested functions,
+// conditions and loops. A graph of TensorFlow 1 runs ops in any order, so ranks match them by name there.
 #include <cstring>
 #include <string>
 

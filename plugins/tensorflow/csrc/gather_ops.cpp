@@ -1,4 +1,4 @@
-// Collectives whose output's first dimension is known only at run time. Ranks tell each other their sizes first.
+// Collectives whose output's first dimension is known only at run time. Ranks exchange their sizes first.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -12,7 +12,7 @@ namespace {
 
 using Sizes = std::shared_ptr<std::vector<std::int64_t>>;
 
-// The input and what its first dimension counts.
+// The input, seen as rows along its first dimension.
 struct Rows {
   std::shared_ptr<TF_Tensor> tensor;
   Shape shape;
@@ -30,7 +30,7 @@ struct Rows {
     changed.front() = rows;
     return changed;
   }
-  // Of the blocks of all ranks, which have so many rows, as this one sees them.
+  // Shape of the blocks of all ranks together, which have so many rows.
   Shapes shapes(const std::vector<std::int64_t>& sizes) const {
     Shapes all;
     for (const std::int64_t size : sizes) all.push_back(with(size));
@@ -113,7 +113,7 @@ struct Alltoall {
     return "[smdp] rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) + ": ";
   }
 
-  // Input 1: rows for each rank; empty: equal parts.
+  // Reads input 1, the number of rows for each rank. If it is empty, all ranks get the same number.
   static Sizes splits(TF_OpKernelContext* context, const Group& group, const Rows& rows) {
     const Tensor given = input(context, 1);
     const auto* values = static_cast<const std::int64_t*>(TF_TensorData(given.get()));
@@ -122,9 +122,9 @@ struct Alltoall {
     const std::int64_t all = rows.shape.front();
     if (count == 0) {
       if (all % group.size() != 0) {
-        throw InvalidArgument(of_rank(group) + "alltoall of " + std::to_string(all) + " rows between " +
-                              std::to_string(size) +
-                              " ranks: they do not divide. Say by splits=[...] how many each rank gets.");
+        throw InvalidArgument(
+            of_rank(group) + "alltoall of " + std::to_string(all) + " rows between " + std::to_string(size) +
+            " ranks: the rows do not divide evenly. Pass splits=[...] with the number for each rank.");
       }
       return std::make_shared<std::vector<std::int64_t>>(size, all / group.size());
     }
@@ -132,7 +132,7 @@ struct Alltoall {
     const bool is_negative = std::any_of(sizes->begin(), sizes->end(), [](std::int64_t n) { return n < 0; });
     if (count != size || is_negative || sum(*sizes) != all) {
       throw InvalidArgument(of_rank(group) + "alltoall got " + std::to_string(count) + " splits that add up to " +
-                            std::to_string(sum(*sizes)) + "; needed: " + std::to_string(size) +
+                            std::to_string(sum(*sizes)) + "; expected " + std::to_string(size) +
                             ", one per rank, none negative, that add up to the tensor's " + std::to_string(all) +
                             " rows.");
     }
@@ -148,7 +148,7 @@ struct Reducescatter {
     const std::shared_ptr<Group> group = call_of.group();
     const Call call = call_of(run->context());
     const auto rows = std::make_shared<Rows>(run->context(), "reducescatter");
-    // The first ranks take one row more where they do not divide.
+    // If the rows do not divide evenly, the first ranks get one row more.
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(group->size()), rows->shape.front() / group->size());
     for (std::int64_t i = 0; i < rows->shape.front() % group->size(); ++i) ++sizes[static_cast<std::size_t>(i)];
     const std::int64_t own = sizes[static_cast<std::size_t>(group->rank())];

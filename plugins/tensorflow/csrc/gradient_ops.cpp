@@ -1,11 +1,11 @@
-// The gradients of a step, as four ops, so that each is sent as soon as backward has it:
-//   SmdpGradientBegin    opens a step; stateful, so the steps of a program follow each other
-//   SmdpGradientReady    hands one gradient, or several small ones, to the reducer and returns at once
-//   SmdpGradientMeans    gives the means of some once they are there; asynchronous
-//   SmdpGradientFinish   takes what every SmdpGradientReady gives, also of gradients that nobody uses
-// Means come after Finish: one that waited in a step that an error ends early would never be called back. Ready and
-// Means are stateless: stateful ops would run one after the other. `indices` keep equal ones apart. Reducers are
-// inputs: TensorFlow keeps a kernel of eager code for every value that an attribute ever had.
+// The gradients of a step as four ops, so that each gradient is sent as soon as backward has computed it:
+//   SmdpGradientBegin    opens a step; it is stateful, so the steps of a program follow each other
+//   SmdpGradientReady    passes one gradient, or several small ones, to the reducer and returns at once
+//   SmdpGradientFinish   takes the outputs of all SmdpGradientReady, also of unused gradients
+//   SmdpGradientMeans    returns the means of some gradients once they are done; it is asynchronous
+// Means comes after Finish, because if an error ends a step early, a waiting Means would never be called back. Ready
+// and Means are stateless, because stateful ops would run one after the other; `indices` keeps TensorFlow from merging
+// equal ones. Reducers are inputs, because TensorFlow keeps a kernel of eager code for every value of an attribute.
 #include <memory>
 #include <mutex>
 
@@ -21,14 +21,14 @@ std::unique_ptr<GradientSteps> find_steps(std::int64_t id) {
   if (!steps) {
     throw ClosedError(
         "[smdp] the gradients that this function was traced with are gone: smdp was shut down, or the "
-        "function comes from another process. Call init() and trace it anew.");
+        "function comes from another process. Call init() and trace the function again.");
   }
   return steps;
 }
 
-// A step: its number, and that of its GradientSteps. All ops of the step take it, so it lives as long as they may run:
-// where one of them fails, the step is left then, not when the others' wait for it has timed out.
-struct alignas(64) Step {  // TensorFlow copies what is aligned to less
+// A step: its number and that of its GradientSteps. All ops of the step take it, so it lives as long as one may run. If
+// an op fails, this rank leaves the step at once, before the other ranks' wait times out.
+struct alignas(64) Step {  // TensorFlow copies memory with a smaller alignment
   std::int64_t number;
   std::int64_t steps;
   static void free(void* data, std::size_t, void*) {
@@ -39,7 +39,7 @@ struct alignas(64) Step {  // TensorFlow copies what is aligned to less
 };
 constexpr std::int64_t kStepSize = 2;
 
-// A step as ops take it.
+// The step that an op takes as input.
 struct Taken {
   Taken(TF_OpKernelContext* context, int index) : tensor(input(context, index)) {
     const auto* values = static_cast<const std::int64_t*>(TF_TensorData(tensor.get()));
@@ -81,8 +81,8 @@ struct Ready {
   std::vector<std::int64_t> indices;
 };
 
-// Of several gradients: small ones are done at about the same time, and a callback for each would cost more than it
-// gains.
+// Returns the means of several gradients. Small ones are done at about the same time, and a callback for each would
+// cost more than it gains.
 struct Means {
   explicit Means(TF_OpKernelConstruction* construction) : indices(list_attribute(construction, "indices")) {}
   void run(const RunPtr& run) const {
@@ -100,7 +100,7 @@ struct Means {
     for (const std::int64_t index : indices) step.steps->mean(step.number, static_cast<std::size_t>(index), done);
   }
   struct Waiting {
-    std::mutex mutex;  // guards all below
+    std::mutex mutex;  // guards the members below
     std::size_t left = 0;
     std::exception_ptr failure;
   };
@@ -129,7 +129,7 @@ struct Finish {
   }
 };
 
-// Output i is like input i; `others` inputs come after those.
+// Output i has the shape of input i; the last `others` inputs have no output.
 template <int others>
 void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeHandle* shape = TF_NewShapeHandle();
@@ -154,7 +154,7 @@ void define_gradient_ops() {
                       {kGradients, "indices: list(int)"},
                       false,
                       same_shapes<1>});
-  // factor and group are for its gradient.
+  // The gradient function needs factor and group.
   define_async<Means>({"SmdpGradientMeans",
                        {"held: T", "step: int64", "factor: double"},
                        {"means: T"},

@@ -14,7 +14,7 @@ TF_Code code_of(const std::exception_ptr& error, std::string& text) {
     std::rethrow_exception(error);
   } catch (const PeerLostError& caught) {
     text = caught.what();
-    return TF_ABORTED;  // TensorFlow replaces "unavailable" by an error of its own
+    return TF_ABORTED;  // TensorFlow would replace "unavailable" by its own error
   } catch (const TimeoutError& caught) {
     text = caught.what();
     return TF_DEADLINE_EXCEEDED;
@@ -96,7 +96,7 @@ DType dtype_of(TF_DataType dtype) {
     case TF_UINT64:
       return DType::kUint64;
   }
-  throw InvalidArgument("[smdp] tensors of TensorFlow's type number " + std::to_string(dtype) + " cannot be sent.");
+  throw InvalidArgument("[smdp] tensors of TensorFlow's type number " + std::to_string(dtype) + " are not supported.");
 }
 
 Tensor copied_output(TF_OpKernelContext* context, int input_index, int index) {
@@ -178,7 +178,7 @@ std::shared_ptr<Group> find_group(std::int64_t id) {
   if (!group) {
     throw ClosedError(
         "[smdp] the group that this function was traced with is gone: smdp was shut down, or the "
-        "function comes from another process. Call init() and trace it anew.");
+        "function comes from another process. Call init() and trace the function again.");
   }
   return group;
 }
@@ -187,7 +187,7 @@ void fail(TF_OpKernelContext* context, const std::exception_ptr& error, const st
   const Status status;
   std::string text;
   const TF_Code code = code_of(error, text);
-  if (text.find(what) == std::string::npos) text += " Under way here was " + what + ".";
+  if (text.find(what) == std::string::npos) text += " This call was for " + what + ".";
   TF_SetStatus(status, code, text.c_str());
   TF_OpKernelContext_Failure(context, status);
 }
@@ -228,7 +228,7 @@ void define(const Op& op) {
   for (const char* spec : op.inputs) TF_OpDefinitionBuilderAddInput(builder, spec);
   for (const char* spec : op.outputs) TF_OpDefinitionBuilderAddOutput(builder, spec);
   for (const char* spec : op.attributes) TF_OpDefinitionBuilderAddAttr(builder, spec);
-  if (op.is_stateful) TF_OpDefinitionBuilderSetIsStateful(builder, true);  // it does not look at its argument
+  if (op.is_stateful) TF_OpDefinitionBuilderSetIsStateful(builder, true);  // the function ignores its argument
   TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, op.infer_shapes);
   const Status status;
   TF_RegisterOpDefinition(builder, status);

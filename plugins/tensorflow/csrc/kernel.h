@@ -1,4 +1,4 @@
-// What the kernels share: C++ owners for TensorFlow's C objects, and errors on their way to TensorFlow.
+// Shared by the kernels: C++ owners of TensorFlow's C objects, and the conversion of errors for TensorFlow.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct DeleteTensor {
 using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 using Shape = std::vector<std::int64_t>;
 
-// Holds a reference, as long as it lives: an input that is held is not forwarded.
+// Holds a reference to the input. TensorFlow does not forward an input while it is held.
 Tensor input(TF_OpKernelContext* context, int index);
 std::int64_t scalar_input(TF_OpKernelContext* context, int index);
 Shape shape_of(const TF_Tensor* tensor);
@@ -42,7 +42,7 @@ std::size_t elements_of(const Shape& shape);
 DType dtype_of(TF_DataType dtype);
 inline DType dtype_of(const TF_Tensor* tensor) { return dtype_of(TF_TensorType(tensor)); }
 
-// Output `index` of the input's shape, with the input's values: in the input's memory where nobody else reads it.
+// Returns output `index` with the input's shape and values, in the input's memory if no other op reads that.
 Tensor copied_output(TF_OpKernelContext* context, int input_index, int index);
 Tensor new_output(TF_OpKernelContext* context, int index, TF_DataType dtype, const Shape& shape);
 
@@ -51,13 +51,13 @@ std::vector<std::int64_t> list_attribute(TF_OpKernelConstruction* construction, 
 std::string string_attribute(TF_OpKernelConstruction* construction, const char* name);
 bool has_attribute(TF_OpKernelConstruction* construction, const char* name);
 bool bool_attribute(TF_OpKernelConstruction* construction, const char* name);
-// Throws ClosedError if it is gone.
+// Throws ClosedError if the group no longer exists.
 std::shared_ptr<Group> find_group(std::int64_t id);
 
-// Ends a kernel's run with this error, which is about `what`, if that is known.
+// Ends a kernel's run with an error, which is about `what` unless that is empty.
 void fail(TF_OpKernelContext* context, const std::exception_ptr& error, const std::string& what = {});
 
-// A run of an asynchronous kernel. `done` is called exactly once, by the first end(); after it the context is gone.
+// A run of an asynchronous kernel. The first end() calls `done`, exactly once. The context is invalid after that.
 class Run {
  public:
   Run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done);
@@ -66,17 +66,17 @@ class Run {
 
  private:
   TF_OpKernelContext* const context_;
-  // TensorFlow's callback is a std::function on the stack of its caller, which returns before we are done.
+  // A copy, because TensorFlow's callback is a std::function on its caller's stack, and the caller returns earlier.
   std::function<void()> done_;
 };
 using RunPtr = std::shared_ptr<Run>;
 
-// Calls body(); what it throws ends the run.
+// Calls body(). An exception ends the run.
 void guarded(const RunPtr& run, const std::function<void()>& body);
-// Once the operation has ended: ends the run with its error, about `what`, or goes on with `next`.
+// When the operation has ended, calls `next`, or ends the run with the operation's error, which is about `what`.
 void after(const RunPtr& run, const Group::Handle& operation, std::function<void()> next, const std::string& what = {});
 
-// A kernel is its attributes: K(TF_OpKernelConstruction*) reads them, and K::run() computes.
+// Functions for TensorFlow. The kernel K reads its attributes in K(TF_OpKernelConstruction*) and computes in run().
 template <class K>
 void* create(TF_OpKernelConstruction* construction) {
   return new K(construction);
@@ -100,13 +100,13 @@ void compute_async(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDo
 }
 
 void register_kernel(const char* op, TF_KernelBuilder* builder);
-// An op is defined before its kernel is registered. specs: inputs "name: type", then outputs, then attributes.
+// An op must be defined before its kernel is registered. Inputs, outputs and attributes are "name: type".
 struct Op {
   const char* name;
   std::vector<const char*> inputs;
   std::vector<const char*> outputs;
   std::vector<const char*> attributes;
-  // Never merged with an equal one, never left out.
+  // Whether TensorFlow must neither merge equal ops nor remove an unused one.
   bool is_stateful;
   void (*infer_shapes)(TF_ShapeInferenceContext*, TF_Status*);
 };
@@ -122,18 +122,18 @@ void define_async(const Op& op) {
   register_kernel(op.name, TF_NewAsyncKernelBuilder(op.name, "CPU", create<K>, compute_async<K>, destroy<K>));
 }
 
-// Types that can be summed, and those that can be moved.
+// Types that can be reduced, and those that can be sent.
 inline constexpr const char* kReducible =
     "T: {half, bfloat16, float, double, int8, uint8, int16, int32, int64, bool, complex64, complex128}";
 inline constexpr const char* kMovable =
     "T: {half, bfloat16, float, double, int8, uint8, int16, uint16, int32, uint32, int64, uint64, bool, complex64, "
     "complex128}";
 
-void same_shape(TF_ShapeInferenceContext* context, TF_Status* status);     // output 0 is like input 0
+void same_shape(TF_ShapeInferenceContext* context, TF_Status* status);     // output 0 has the shape of input 0
 void unknown_shape(TF_ShapeInferenceContext* context, TF_Status* status);  // of all outputs
 void no_shape(TF_ShapeInferenceContext* context, TF_Status* status);       // no outputs
 
-// One per file of ops.
+// One function per file of ops.
 void define_gradient_ops();
 void define_collective_ops();
 void define_gather_ops();

@@ -1,4 +1,4 @@
-// Loaded by tf.load_op_library: ops and kernels must be there when dlopen returns.
+// Loaded by tf.load_op_library: ops and kernels must be registered when dlopen returns.
 #include <cstdio>
 #include <exception>
 
@@ -12,8 +12,8 @@ __attribute__((constructor)) void define_all() {
     smdp::tensorflow::define_collective_ops();
     smdp::tensorflow::define_gather_ops();
   } catch (const std::exception& error) {
-    // Python finds the ops missing, and says so.
-    std::fprintf(stderr, "[smdp] this TensorFlow refused smdp's ops: %s\n", error.what());
+    // Python notices that ops are missing and warns.
+    std::fprintf(stderr, "[smdp] this TensorFlow rejected smdp's ops: %s\n", error.what());
   }
 }
 

@@ -1,5 +1,6 @@
-// What smdp uses of TensorFlow's C API (tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h), declared here so that one
-// binary, built without TensorFlow, serves every release: libtensorflow_framework.so.2 brings the symbols at run time.
+// The part of TensorFlow's C API (tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h) that smdp uses. It is declared here
+// so that one binary, built without TensorFlow, works with every release. libtensorflow_framework.so.2 provides the
+// symbols at run time.
 #pragma once
 
 #include <cstddef>
@@ -92,7 +93,7 @@ TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, TF_DataType, const 
                              std::size_t bytes, TF_Status*);
 TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext*, const int* candidates, int num_candidates, int output,
                                            const int64_t* dims, int num_dims, int* forwarded, TF_Status*);
-// Of the loop around a node: which, and how many rounds it has made.
+// The loop around a node, and the number of its iterations so far.
 uint64_t TF_GetFrameId(TF_OpKernelContext*);
 int64_t TF_GetIterId(TF_OpKernelContext*);
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);

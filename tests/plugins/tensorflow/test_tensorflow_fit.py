@@ -47,7 +47,7 @@ def check_ways_of_fit() -> None:
             np.testing.assert_allclose(sdp.oob_allreduce(losses), expected, atol=1e-5, err_msg=str(options))
         for a, b in zip(weights(net), weights(alone), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5, err_msg=str(options))
-    with pytest.raises(ValueError, match="has jit_compile=True, and XLA cannot compile communication"):
+    with pytest.raises(ValueError, match="has jit_compile=True, but XLA cannot compile communication"):
         fitted(model(), mine(x), mine(y), 16 // sdp.size(), jit_compile=True)
 
 

@@ -88,7 +88,7 @@ def check_fit() -> None:
         ours.predict(x, **given)
         model().predict(x, **given)  # not compiled
     assert ours.jit_compile is True
-    with pytest.warns(RuntimeWarning, match=r"fit\(\) goes without XLA"):
+    with pytest.warns(RuntimeWarning, match=r"fit\(\) trains without XLA"):
         ours.fit(x, y, **given)
     assert ours.jit_compile is False
     ours.fit(x, y, verbose=0)
@@ -430,7 +430,7 @@ def check_batch_norm() -> None:
 
 
 def check_keras_2() -> None:
-    with pytest.raises(TypeError, match="With Keras 2 use DistributedGradientTape"):
+    with pytest.raises(TypeError, match="With Keras 2, use DistributedGradientTape"):
         sdp.DistributedOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(TypeError, match="is a layer of Keras 3"):
         sdp.SyncBatchNormalization()
@@ -505,7 +505,7 @@ def test_other_backends_of_keras_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     optimizer = keras.optimizers.SGD()
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")  # which is not installed
     for what in (lambda: sdp.DistributedOptimizer(optimizer), sdp.SyncBatchNormalization):
-        with pytest.raises(ValueError, match=r"needs Keras on TensorFlow, and its backend is 'jax'"):
+        with pytest.raises(ValueError, match=r"with the TensorFlow backend, but its backend is 'jax'"):
             what()
 
 

@@ -62,7 +62,7 @@ def check_label_in_eager_code() -> None:
     """Which comes behind what the core says."""
     group = smdp.world().split(0)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"float32\[[23]\].* Under way here was variable 'two'\.$"
+        tf.errors.InvalidArgumentError, match=r"float32\[[23]\].* This call was for variable 'two'\.$"
     ):
         broadcast_labeled(tf.ones(2 + sdp.rank()), 0, group, "variable 'two'")
 

@@ -121,7 +121,7 @@ def test_newer_and_it_crashes(tmp_path: Path) -> None:
     crashing.chmod(0o755)
     told = untried(str(crashing))
     assert told.startswith("False [smdp] the op library of smdp.tensorflow does not work with"), told
-    assert "(2.99.1): tried in a process of its own, it ended with exit code -11: something is wrong" in told
+    assert "(2.99.1): a test in a separate process ended with exit code -11: something is wrong" in told
 
 
 def test_wrong_choice() -> None:

@@ -121,7 +121,7 @@ def check_eager_list() -> None:
     with pytest.raises(smdp.MismatchError, match=r"tensor 1 is float32\[6\] on rank 1 and float32\[2, 3\]"):
         sdp.grouped_allreduce([tf.ones([3]), tf.ones([[2, 3], [6]][rank])])
     for least in (0, 1):
-        match = rf"tensor {least} is float32\[2\] on rank 1 and not there on rank 0"
+        match = rf"tensor {least} is float32\[2\] on rank 1 and missing on rank 0"
         with pytest.raises(smdp.MismatchError, match=match):
             sdp.grouped_allreduce([tf.ones([2])] * (least + rank))
     assert sdp.grouped_allreduce([]) == []

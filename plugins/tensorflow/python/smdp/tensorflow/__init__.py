@@ -1,4 +1,4 @@
-"""TensorFlow 2 plugin, with the calls that SMDDP and Horovod scripts make.
+"""The TensorFlow 2 plugin. Its functions have the names and arguments that SMDDP and Horovod scripts use.
 
 Example:
     >>> import smdp.tensorflow as sdp

@@ -1,4 +1,4 @@
-"""allreduce as SMDDP and Horovod spell it."""
+"""allreduce with the arguments of SMDDP and of Horovod."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _HOROVODS = inspect.Signature(
 
 
 def _by_position_as_horovod(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Takes Horovod's positions, too: its third argument is a device, SMDDP's a number of gradients."""
+    """Also accepts Horovod's positions: its third argument is a device, SMDDP's is a number of gradients."""
 
     @functools.wraps(function)
     def taken(*arguments: Any, **options: Any) -> Any:
@@ -81,27 +81,33 @@ def allreduce(
     """Reduces a tensor over all ranks.
 
     Args:
-        grad: Tensor or IndexedSlices; the same shape and dtype on all ranks. Also called ``tensor``.
-        param_index: SMDDP's index of the gradient; a bool is taken for Horovod's ``average``. Not needed:
-            ``DistributedGradientTape`` and ``grouped_allreduce`` know what is reduced together.
+        grad: Tensor or IndexedSlices; its shape and dtype must be the same on all ranks. Another name for it
+            is ``tensor``.
+        param_index: SMDDP's index of the gradient. It is only checked against ``num_params``. A bool is taken
+            as Horovod's ``average``.
         num_params: SMDDP's number of gradients.
-        compression: Compression.fp16 or bf16 to send a float tensor in 16 bits; or a class or object of one's
-            own with ``compress(tensor)``, which gives a tensor and what ``decompress(tensor, that)`` needs.
+        compression: Compression.fp16 or Compression.bf16 sends a float tensor in 16 bits. It may also be a
+            class or object with ``compress(tensor)``, which returns a tensor and a context, and
+            ``decompress(tensor, context)``.
         op: A ReduceOp; None means AVERAGE.
-        prescale_factor: Multiplies the input.
-        postscale_factor: Multiplies the result.
-        tensor: See grad.
-        average: Horovod's old spelling of op: True for AVERAGE, False for SUM.
-        name: Ranks compare it; in a graph of TensorFlow 1 calls of one name meet.
+        prescale_factor: Factor that multiplies the input.
+        postscale_factor: Factor that multiplies the result.
+        tensor: Another name for ``grad``.
+        average: Horovod's older form of ``op``: True means AVERAGE, False means SUM.
+        name: Optional name of the call, which must be the same on all ranks. In a graph of TensorFlow 1,
+            calls with the same name belong together.
         device_dense: Not used.
         device_sparse: Not used.
-        ignore_name_scope: In such a graph, whether the name is the same in every name scope.
-        group: Default: all ranks.
-        process_set: Another name for group.
+        ignore_name_scope: In a graph of TensorFlow 1, whether to leave the name scope out of the name.
+        group: The ranks that take part; all by default.
+        process_set: Another name for ``group``.
+
+    Returns:
+        The reduced tensor or IndexedSlices, with the dtype of the input.
 
     Raises:
-        TypeError: There is no tensor, or one that cannot be sent; or a factor is no number.
-        ValueError: A value that is not allowed.
+        TypeError: There is no tensor, its dtype is not supported, or a factor is not a number.
+        ValueError: An argument has a value that is not allowed.
     """
     value = grad if grad is not None else tensor
     if value is None:
@@ -147,20 +153,21 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces several tensors at once; arguments as in allreduce.
 
-    With ``Compression.int8`` and ``topk`` tensors travel whole: nothing says which later call they belong to.
+    With ``Compression.int8`` and ``topk``, the tensors are not compressed, because what these leave out
+    cannot be assigned to a later call.
 
     Raises:
-        MismatchError: In eager code, on all ranks: the lists differ.
+        MismatchError: In eager code, the lists of the ranks differ. It is raised on all ranks.
     """
     kind = _kind(op, average)
     before, after = _scales(prescale_factor, postscale_factor)
     members = group_of(group, process_set)
     wire = _without_memory(compressor(compression))
-    tensors = list_of("grouped_allreduce", tensors, "Give it a list of tensors.")
+    tensors = list_of("grouped_allreduce", tensors, "Pass a list of tensors.")
     values = [t if isinstance(t, tf.IndexedSlices) else tensor_of(t, "grouped_allreduce") for t in tensors]
     if tf.executing_eagerly():
-        # No reducer, which takes long to make: any call may have other shapes.
-        check_same("grouped_allreduce", "tensor", values, members, "Give all ranks' lists in one order.")
+        # Without a reducer, which takes long to create: every call may have different shapes.
+        check_same("grouped_allreduce", "tensor", values, members, "Pass the same list on all ranks.")
         single = functools.partial(
             allreduce,
             compression=wire,
@@ -169,7 +176,7 @@ def grouped_allreduce(
             postscale_factor=after,
             group=members,
         )
-        # What somebody's own code makes of a tensor may depend on where it ends.
+        # A user's compressor gets every tensor by itself, because its result may depend on the shape.
         return join_small(values, single) if wire.is_in_core else [single(value) for value in values]
     return reduce_all(
         values,
@@ -195,11 +202,14 @@ def reduce_all(
     group: Any,
     buffer_bytes: int = bytes_of(BUCKET_CAP_MB),
 ) -> list[Any]:
-    """All values over all ranks: what the reducer takes through it, the others one by one; None stays."""
-    # To the reducer the factor 0 stands for the mean.
+    """Reduces values over all ranks: with the reducer those that it supports, the others one by one.
+
+    An entry that is None stays None.
+    """
+    # The reducer takes the factor 0 for the mean, so it cannot multiply by 0.
     factor = prescale_factor * postscale_factor
     by_reducer = op in (ReduceOp.SUM, ReduceOp.AVERAGE) and factor != 0 and compression.is_in_core
-    # Steps of a reducer must come in one order.
+    # All ranks must run the steps of a reducer in the same order.
     by_reducer = by_reducer and not runs_in_any_order()
     own = "" if compression.is_in_core else f"{compression.name} of "
     results = reduce_gradients(
@@ -212,7 +222,8 @@ def reduce_all(
         buffer_bytes=buffer_bytes,
         otherwise="" if by_reducer else f"{op.name} times {factor:g} of {own}",
     )
-    # A call into Python holds one of TensorFlow's threads until all ranks are in it, so they come one by one.
+    # A call into Python blocks one of TensorFlow's threads until all ranks are in it, so calls run one by
+    # one.
     reduced = [one for one, value in zip(results, values, strict=True) if one is not value]
     before = [] if is_native else reduced
     for index, value in enumerate(values):
@@ -242,9 +253,10 @@ def oob_allreduce(
     group: Any = None,
     process_set: Any = None,
 ) -> Any:
-    """Reduces a loss or a metric: a tensor, a number or a list of them. None for ``op`` means AVERAGE.
+    """Reduces a loss or a metric: a tensor, a number or a list of numbers.
 
-    The mean of whole numbers is a float; that of a tensor of integers is one of integers, cut off.
+    If ``op`` is None, it is AVERAGE. The mean of Python integers is a float. The mean of an integer tensor is
+    an integer tensor, rounded toward zero.
     """
     value = tensor_of(tensor, "oob_allreduce")
     is_number = not hasattr(tensor, "dtype") or isinstance(tensor, np.generic)
@@ -263,7 +275,7 @@ def _kind(op: Any, average: Any) -> ReduceOp:
     if average is None:
         return reduce_op(op)
     if op is not None:
-        raise ValueError("[smdp] give op or average, not both.")
+        raise ValueError("[smdp] pass op or average, not both.")
     if not isinstance(average, numbers.Integral | np.bool_):
         raise TypeError(f"[smdp] average is {average!r}; allowed: True, False, None.")
     return ReduceOp.AVERAGE if average else ReduceOp.SUM

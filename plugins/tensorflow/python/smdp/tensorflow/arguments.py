@@ -1,4 +1,4 @@
-"""What users pass, checked before anything is sent."""
+"""Checks of users' arguments, before anything is sent."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from smdp._arguments import integer, number
 
 _MIB = 1 << 20
-# In MiB: all the address space of a process.
+# In MiB: the address space of a process.
 _MOST_MIB = 2.0**30
 
 
 def root_of(call: str, root_rank: Any, group: Any) -> int:
-    """A root of a group's collective; ``call`` is for the error.
+    """Returns the root rank of a collective as an integer. ``call`` is used in errors.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: The group has no such rank.
+        TypeError: It is not an integer.
+        ValueError: The group does not have this rank.
     """
     root = integer(f"{call}: root_rank", root_rank)
     if not 0 <= root < group.size:
@@ -27,24 +27,24 @@ def root_of(call: str, root_rank: Any, group: Any) -> int:
 
 
 def list_of(call: str, given: Any, cure: str) -> list[Any]:
-    """What a call on several tensors or variables works on.
+    """Returns the list of tensors or variables of a call; errors end with ``cure``.
 
     Raises:
-        TypeError: It is nothing with elements.
+        TypeError: ``given`` cannot be iterated over.
     """
     try:
         each = iter(given)
-    except TypeError:  # also of a tensor in a graph
-        raise TypeError(f"[smdp] {call}() takes a list, and got a {type(given).__name__}. {cure}") from None
+    except TypeError:  # also raised by a tensor in a graph
+        raise TypeError(f"[smdp] {call}() takes a list, but got a {type(given).__name__}. {cure}") from None
     return list(each)
 
 
 def scale_of(name: str, value: Any) -> float:
-    """What tensors are multiplied by.
+    """Returns a scale factor as a float.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is infinite, or nan.
+        TypeError: It is not a number.
+        ValueError: It is infinite or nan.
     """
     given = number(name, value)
     if not math.isfinite(given):
@@ -53,14 +53,14 @@ def scale_of(name: str, value: Any) -> float:
 
 
 def bytes_of(bucket_cap_mb: Any) -> int:
-    """Most bytes of a fusion buffer.
+    """Returns the maximum size of a fusion buffer in bytes.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is less than a byte, or more than there can be.
+        TypeError: It is not a number.
+        ValueError: It is less than a byte, or larger than the address space.
     """
     given = number("bucket_cap_mb", bucket_cap_mb)
-    if not 1 / _MIB <= given <= _MOST_MIB:  # nan as well
+    if not 1 / _MIB <= given <= _MOST_MIB:  # also rejects nan
         raise ValueError(
             f"[smdp] bucket_cap_mb is {given}; it must be a number of MiB, at least one byte (2**-20) and at"
             " most 2**30."
@@ -72,7 +72,7 @@ def check_path(call: str, given: Any) -> None:
     """Checks that an argument is a path.
 
     Raises:
-        TypeError: It is not one.
+        TypeError: It is not a path.
     """
     if not isinstance(given, str | os.PathLike):
-        raise TypeError(f"[smdp] {call} got {given!r} in place of a path.")
+        raise TypeError(f"[smdp] {call} got {given!r} instead of a path.")

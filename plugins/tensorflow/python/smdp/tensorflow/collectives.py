@@ -1,7 +1,7 @@
 """Collectives on tensors, in eager code and in graphs, with their gradients.
 
-All ranks must make the same calls in the same order; inside a ``tf.function`` TensorFlow keeps the program's.
-In a graph of TensorFlow 1 calls meet by name instead.
+All ranks must make the same calls in the same order. Inside a ``tf.function``, TensorFlow keeps the order of
+the program. In a graph of TensorFlow 1, ranks match calls by name instead.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from smdp.tensorflow.tracing import no_autograph, only_to_be_run
 def all_reduce(
     tensor: Any, number: int, op: ReduceOp, name: str | None = None, ignore_name_scope: bool = False
 ) -> Any:
-    """Sums or otherwise reduces a tensor in the group of this number."""
+    """Reduces a tensor in the group with this number."""
     return run(ops.smdp_allreduce, number, name, ignore_name_scope, tensor=tensor, op=int(op))
 
 
 def all_gather(tensor: Any, number: int, name: str | None = None, ignore_name_scope: bool = False) -> Any:
-    """Concatenates the tensors of all ranks in the group of this number."""
+    """Concatenates the tensors of all ranks of the group with this number."""
     return run(ops.smdp_allgather, number, name, ignore_name_scope, tensor=tensor)
 
 
 def reduce_tensor(
     tensor: Any, op: ReduceOp, group: Any, name: str | None = None, ignore_name_scope: bool = False
 ) -> Any:
-    """One dense tensor over all ranks of a group."""
+    """Reduces a dense tensor over all ranks of a group."""
     sent, op, of_result = as_signed(tensor, op, group.size)
     with tf.device("CPU:0"):
         return of_result(all_reduce(sent, group.core.id, op, name, ignore_name_scope))
 
 
 def scaled(tensor: Any, factor: float) -> Any:
-    """The tensor times a factor.
+    """Returns the tensor times a factor.
 
     Raises:
-        ValueError: It is one of integers, and the factor is not whole.
+        ValueError: The tensor has an integer dtype and the factor is not a whole number.
     """
     if factor == 1.0:
         return tensor
@@ -67,11 +67,11 @@ def broadcast(
     *,
     group: Any = None,
 ) -> Any:
-    """The root's tensor, on every rank; all must have the same shape and dtype.
+    """Returns the root's tensor on every rank. Shapes and dtypes must be the same on all ranks.
 
     Raises:
-        TypeError: The tensor cannot be sent, or root_rank is not an integer.
-        ValueError: There is no such rank.
+        TypeError: The dtype is not supported, or root_rank is not an integer.
+        ValueError: The group does not have the rank root_rank.
     """
     members = group_of(group, process_set)
     root = root_of("broadcast", root_rank, members)
@@ -86,13 +86,13 @@ def broadcast_labeled(
     name: str | None = None,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """The same from a root that has been checked; the label says what it is, in errors."""
+    """Broadcasts from a root that was checked already. Errors contain the label, e.g. a variable's name."""
     if tf.executing_eagerly() and label:
-        # Not to the op: TensorFlow would keep a kernel for each label.
+        # The op does not get the label, because TensorFlow would keep a kernel for each label.
         try:
             return broadcast_labeled(tensor, root_rank, group, name=name)
         except tf.errors.OpError as error:
-            text = f"{error.message} Under way here was {label}."
+            text = f"{error.message} This call was for {label}."
             raise type(error)(error.node_def, error.op, text) from error
     tensor = tensor_of(tensor, "broadcast")
     with tf.device("CPU:0"):
@@ -116,7 +116,7 @@ def allgather(
     *,
     group: Any = None,
 ) -> Any:
-    """All ranks' tensors, joined along the first dimension, which may differ; the others may not."""
+    """Returns all ranks' tensors concatenated along the first dimension, the only one that may differ."""
     group = group_of(group, process_set)
     tensor = tensor_of(tensor, "allgather")
     with tf.device("CPU:0"):
@@ -136,18 +136,19 @@ def alltoall(
     *,
     group: Any = None,
 ) -> Any:
-    """Rows for every rank, from every rank.
+    """Sends rows to every rank and receives rows from every rank.
 
     Args:
-        tensor: Rows for rank 0, then for rank 1, and so on.
-        splits: How many rows each rank gets. Default: the same number.
-        name: Ranks compare it; in a graph of TensorFlow 1 calls of one name meet.
-        ignore_name_scope: In such a graph, whether the name is the same in every name scope.
-        process_set: Another name for group.
-        group: Default: all ranks.
+        tensor: The rows for rank 0, followed by those for rank 1, and so on.
+        splits: Number of rows for each rank. By default, all ranks get the same number.
+        name: Optional name of the call, which must be the same on all ranks. In a graph of TensorFlow 1,
+            calls with the same name belong together.
+        ignore_name_scope: In a graph of TensorFlow 1, whether to leave the name scope out of the name.
+        process_set: Another name for ``group``.
+        group: The ranks that take part; all by default.
 
     Returns:
-        The received rows; with ``splits`` given, also how many came from each rank.
+        The received rows. If ``splits`` is given, also the number of rows from each rank.
     """
     group = group_of(group, process_set)
     tensor = tensor_of(tensor, "alltoall")
@@ -181,9 +182,10 @@ def reducescatter(
     *,
     group: Any = None,
 ) -> Any:
-    """This rank's part of the mean (or ``op``), cut along dimension 0; the first ranks get a row more.
+    """Returns this rank's rows of the mean, or of the reduction ``op``, over all ranks.
 
-    Arguments as in allreduce, in Horovod's order.
+    The result is split along the first dimension. If the rows do not divide evenly, the first ranks get one
+    row more. Arguments are those of allreduce, in Horovod's order.
     """
     before = scale_of("prescale_factor", prescale_factor)
     after = scale_of("postscale_factor", postscale_factor)
@@ -208,14 +210,14 @@ def barrier(*, group: Any = None, process_set: Any = None) -> Any:
     """Waits until all ranks have called it.
 
     Returns:
-        None; in a graph of TensorFlow 1 the operation that does it, which a session must run.
+        None. In a graph of TensorFlow 1, the operation that waits, which a session must run.
     """
     with tf.device("CPU:0"):
         return only_to_be_run(run(ops.smdp_barrier, group_of(group, process_set).core.id))
 
 
 def _rank_in(op: Any) -> tuple[int, int]:
-    """Rank and size of the group that an op was made with; its attribute has only the number."""
+    """Returns this rank and the size of an op's group, which the op knows only by its number."""
     group = by_id(op.get_attr("group"))
     return group.rank, group.size
 
@@ -233,7 +235,7 @@ def _gather_again(tensor: Any, op: Any) -> Any:
 def _linear(op: Any, what: str) -> ReduceOp:
     kind = ReduceOp(op.get_attr("op"))
     if kind not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise LookupError(f"[smdp] {what} with {kind.name} has no gradient; SUM and AVERAGE have.")
+        raise LookupError(f"[smdp] {what} with {kind.name} has no gradient; use SUM or AVERAGE.")
     return kind
 
 
@@ -246,7 +248,7 @@ def _allreduce_gradient(op: Any, gradient: Any) -> Any:
 def _broadcast_gradient(op: Any, gradient: Any) -> Any:
     total = _reduce_again(gradient, op)
     is_root = _rank_in(op)[0] == op.get_attr("root")
-    # The same ops on all ranks, all of which TensorFlow must run.
+    # All ranks make the same ops, and TensorFlow must run all of them.
     with tf.control_dependencies([total]):
         return tf.where(is_root, total, tf.zeros_like(total)), None
 

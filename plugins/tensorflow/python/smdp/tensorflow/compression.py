@@ -1,4 +1,4 @@
-"""What gradients travel as."""
+"""Compressors, which choose the format in which gradients are sent."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from smdp.tensorflow.groups import tensor_of
 
 
 class Compressor:
-    """One wire type, by its name in the core.
+    """A format in which gradients are sent, with its name in the core.
 
-    A tape or optimizer hands the name to the gradient reducer, which compresses between hosts only. A single
-    allreduce casts before and after.
+    A tape or optimizer passes the name to the gradient reducer, which compresses only between hosts. A single
+    allreduce casts the tensor before and after the reduction.
     """
 
     is_in_core = True
 
     @property
     def keeps_errors(self) -> bool:
-        """Whether what is lost in one step is sent in a later one."""
+        """Whether the error of one step is added to the next."""
         return self.is_in_core and self.name in ("int8", "topk")
 
     def __init__(self, name: str, cast: tf.DType | None = None) -> None:
@@ -31,11 +31,11 @@ class Compressor:
         return f"Compression.{self.name}"
 
     def compress(self, tensor: Any) -> tuple[Any, tf.DType | None]:
-        """The tensor to send, and what decompress() needs."""
+        """Returns the tensor to send and the dtype for decompress(), or None if there is nothing to undo."""
         if self.keeps_errors:
             raise ValueError(
-                f"[smdp] {self!r} keeps what it loses for the next step, so it works on the gradients of a"
-                " DistributedGradientTape or DistributedOptimizer, not on a single allreduce."
+                f"[smdp] {self!r} adds the error of one step to the next, so it works only for the gradients"
+                " of a DistributedGradientTape or DistributedOptimizer, not for a single allreduce."
                 " Use Compression.fp16 or bf16 here."
             )
         if self._cast is None or not tensor.dtype.is_floating or tensor.dtype.size <= self._cast.size:
@@ -43,12 +43,15 @@ class Compressor:
         return tf.cast(tensor, self._cast), tensor.dtype
 
     def decompress(self, tensor: Any, dtype: tf.DType | None) -> Any:
-        """The received tensor as it was before compress()."""
+        """Returns the received tensor in the dtype that it had before compress()."""
         return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
 class Compression:
-    """The wire types: none, fp16, bf16, int8 (per-block scale) and topk, the last two with error feedback."""
+    """The formats: none, fp16, bf16, int8 (with a scale per block) and topk.
+
+    int8 and topk use error feedback: the error of one step is added to the next.
+    """
 
     none = Compressor("none")
     fp16 = Compressor("fp16", tf.float16)
@@ -58,7 +61,7 @@ class Compression:
 
 
 class _OwnCompressor(Compressor):
-    """A user's compress() and decompress(), which all ranks call on every tensor."""
+    """A user's compressor. All ranks call its compress() and decompress() on every tensor."""
 
     is_in_core = False
 
@@ -78,12 +81,14 @@ class _OwnCompressor(Compressor):
 
 
 def compressor(value: Any) -> Compressor:
-    """A Compressor from what users pass: Compression.fp16, "fp16", None, or what has compress and decompress.
+    """Returns the Compressor for a user's value.
+
+    It may be Compression.fp16, "fp16", None, or a class or object with compress() and decompress().
 
     Raises:
         ValueError: It is none of these.
     """
-    if type(value) in (Compressor, _OwnCompressor):  # a user's class may be derived from the first
+    if type(value) in (Compressor, _OwnCompressor):  # not isinstance: a user's class may extend Compressor
         found: Compressor = value
         return found
     if all(callable(getattr(value, name, None)) for name in ("compress", "decompress")):
@@ -91,7 +96,7 @@ def compressor(value: Any) -> Compressor:
     named = getattr(Compression, "none" if value is None else str(value), None)
     if not isinstance(named, Compressor):
         raise ValueError(
-            f"[smdp] compression is {value!r}; allowed: Compression.none, fp16, bf16, int8 and topk, or what"
-            " has compress() and decompress()."
+            f"[smdp] compression is {value!r}; allowed: Compression.none, fp16, bf16, int8 and topk, or a"
+            " class or object with compress() and decompress()."
         )
     return named

@@ -1,4 +1,4 @@
-"""Gradients of smdp's ops, by type, for TensorFlow and for the ops that are written in Python."""
+"""The gradient functions of smdp's ops by type, for TensorFlow and for the ops written in Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _gradients: dict[str, Callable[..., Any]] = {}
 
 
 def gradient_of(op_type: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function of the op and its outputs' gradients, which gives one for each input."""
+    """Registers a gradient function.
+
+    It takes the op and the gradients of its outputs, and returns a gradient for each input.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         _gradients[op_type] = function
@@ -22,5 +25,5 @@ def gradient_of(op_type: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def differentiate(op_type: str, op: Any, *gradients: Any) -> Any:
-    """The gradients of an op's inputs; ``op`` has what tf.Operation has: inputs, outputs, get_attr()."""
+    """Returns the gradients of an op's inputs. ``op`` has inputs, outputs and get_attr()."""
     return _gradients[op_type](op, *gradients)

@@ -1,8 +1,8 @@
 """The order of ops in the gradient of a function.
 
-TensorFlow runs ops that take the same resource in the order in which they were made, by control dependencies
-that it adds to every graph it traces, but not to a function's gradient. There it is done here, as ops are
-made: our own, and calls of functions that have some.
+TensorFlow runs ops that take the same resource in the order in which they were created. To do so, it adds
+control dependencies to every graph that it traces, but not to a function's gradient. This module adds them
+there, for smdp's ops and for calls of functions that contain smdp's ops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _create_op = FuncGraph._create_op_internal
 
 
 def put_in_order(resource: Any) -> None:
-    """From now on ops that take this eager tensor, in any graph, run in the order in which they are made."""
+    """Makes ops that take this eager tensor run in the order in which they are created, in any graph."""
     resource._smdp_is_ordered = True
     FuncGraph._create_op_internal = _create_in_order
 
@@ -28,9 +28,9 @@ def _create_in_order(graph: Any, op_type: str, inputs: Any, *args: Any, **more: 
 
 
 def _after_others(graph: Any, tensor: Any) -> Any:
-    """The resource, once what has taken it before is done; other tensors as they are."""
+    """Returns the resource with a dependency on the op that took it last; other tensors unchanged."""
     outside = tensor
-    is_of_graph = getattr(tensor, "graph", None) is graph  # an eager one has none
+    is_of_graph = getattr(tensor, "graph", None) is graph  # an eager tensor has no graph
     if is_of_graph and tensor.op.type == "Placeholder":
         outside = next((outside for outside, inside in graph.captures if inside is tensor), None)
     if not hasattr(outside, "_smdp_is_ordered"):

@@ -1,4 +1,4 @@
-"""Gradients of a step through the gradient reducer, each sent as soon as backward has it."""
+"""Reduces the gradients of a step with the gradient reducer, each as soon as backward has computed it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from smdp.tensorflow.naming import count_in, graph_of_session
 from smdp.tensorflow.reduce_op import ReduceOp
 
 BUCKET_CAP_MB = 25.0
-# Below this an op for each gradient, and a callback for each mean, would cost more than they gain.
+# Below this size, an op for each gradient and a callback for each mean would cost more than they gain.
 _SMALL_BYTES = 256 << 10
-# Where models are the same and their gradients differ.
+# What to do if the models are the same but their gradients differ.
 _CURES = {
-    "(no gradient": "unconnected_gradients=tf.UnconnectedGradients.ZERO gives zeros where there is none.",
+    "(no gradient": "unconnected_gradients=tf.UnconnectedGradients.ZERO gives zeros if there is no gradient.",
     "IndexedSlices of": "sparse_as_dense=True makes slices dense on all ranks.",
 }
-# Reducers of eager code for the same variables with other shapes or factors: the oldest goes.
+# Maximum number of reducers of eager code for the same variables; the oldest is removed.
 _MOST_EAGER = 8
 
 
 @dataclass(eq=False)
 class _Steps:
-    """A reducer, and the token that orders its steps."""
+    """A reducer and the token that orders its steps."""
 
     core: Any  # _core.GradientSteps; without the op library, a _core.GradientReducer
     token: Token
@@ -43,14 +43,14 @@ class _Steps:
 
 @dataclass(frozen=True)
 class _Key:
-    """What a reducer is made for: no two variables ever have the same serial; that of a tensor is 0."""
+    """Identifies a reducer. A variable's serial is unique and never reused; a tensor's serial is 0."""
 
     group: int
     serials: tuple[int, ...]
-    is_eager: bool  # traced functions hold numbers of reducers, so theirs stay
+    is_eager: bool  # reducers of traced functions are kept, because the functions hold their numbers
     described: tuple[tuple[int, int, str], ...]
     options: tuple[Any, ...]
-    # The number of the call in a graph of TensorFlow 1, which may run two calls in any order.
+    # The number of the call in a graph of TensorFlow 1, where two calls may run in any order.
     site: int
 
     def has_same_owner(self, other: _Key) -> bool:
@@ -62,15 +62,15 @@ class _Key:
 
 
 _steps: dict[_Key, _Steps] = {}
-# Eager code runs its ops in order; of a new token TensorFlow would keep a kernel for good.
+# Eager code runs its ops in order and needs only one token. TensorFlow never frees the kernel of a token.
 _eager_token = Token()
-# By id(), which names a variable only as long as it lives: at another time on every rank.
+# By id(). An id identifies a variable only during its life, which ends at different times on the ranks.
 _serials: dict[int, int] = {}
 _next_serial = itertools.count(1)
 
 
 def can_reduce(tensor: Any) -> bool:
-    """Whether the reducer takes this gradient: dense, of a float dtype, its shape known while tracing."""
+    """Returns whether the reducer supports a gradient: dense, float, and with a static shape."""
     return (
         tensor is not None
         and not isinstance(tensor, tf.IndexedSlices)
@@ -91,11 +91,12 @@ def reduce_gradients(
     buffer_bytes: int,
     otherwise: str = "",
 ) -> list[Any]:
-    """The sum of each gradient over all ranks, times ``factor``; 0 stands for the mean, which is cheapest.
+    """Returns the sum of each gradient over all ranks times ``factor``.
 
-    What cannot be reduced this way, see can_reduce, comes back as it is; but the whole list is compared
-    between the ranks when it is new: kinds, shapes and dtypes, in this order. Names are for messages.
-    ``otherwise``: what is done with all of them instead, which is compared as well.
+    The factor 0 stands for the mean, which is the cheapest. Gradients that the reducer does not support (see
+    can_reduce) are returned unchanged. Nevertheless, ranks compare a new list as a whole: the kinds, shapes
+    and dtypes, in order. Names are used in messages. If ``otherwise`` is set, no gradient is reduced here; it
+    describes how the caller reduces them, and ranks compare it too.
     """
     if not gradients:
         return []
@@ -110,10 +111,10 @@ def reduce_gradients(
         for index, mean in zip(own, means, strict=True):
             results[index] = mean
         return results
-    # As backward makes them, whatever the order of the list: TensorFlow numbers tensors as they are made.
+    # In the order in which backward computes them: TensorFlow numbers tensors as they are created.
     own.sort(key=lambda index: getattr(gradients[index], "_id", -index))
     with tf.device("CPU:0"):
-        # Behind the gradient that backward makes first: whatever fails before it leaves no step open.
+        # The step begins after the first gradient, so an earlier failure leaves no step open.
         with tf.control_dependencies([gradients[own[0]]]):
             step = ops.smdp_gradient_begin(token=found.token.handle, steps=found.core.id)
         held = []
@@ -138,14 +139,14 @@ def reduce_gradients(
 def _through_python(
     found: _Steps, indices: Sequence[int], gradients: Sequence[Any], number: int, scale: float
 ) -> Any:
-    kept = weakref.ref(found)  # a traced function holds this, and must not keep what forget_all() closes
+    kept = weakref.ref(found)  # a traced function must not keep alive what forget_all() closes
 
     def core() -> Any:
         steps = kept()
         if steps is None:
             raise LookupError(
-                "[smdp] the gradients that this op was made for are gone: smdp was shut down, or their"
-                " variables are gone."
+                "[smdp] the gradients that this op was created for are gone: smdp was shut down, or their"
+                " variables were deleted."
             )
         return steps.core
 
@@ -163,9 +164,9 @@ def _bytes(gradient: Any) -> int:
 
 
 def _in_row(gradients: Sequence[Any], own: Sequence[int]) -> list[list[int]]:
-    """Which gradients one op hands on: each large one, and small ones that backward makes in a row."""
+    """Groups gradients by op: each large one alone, and small ones that backward computes in a row."""
     rows: list[list[int]] = []
-    room = -1  # so that the first begins a row, also an empty one
+    room = -1  # so that the first gradient begins a row, even if it is empty
     for index in own:
         size = _bytes(gradients[index])
         if size <= room:
@@ -178,18 +179,18 @@ def _in_row(gradients: Sequence[Any], own: Sequence[int]) -> list[list[int]]:
 
 
 def _together(gradients: Sequence[Any]) -> list[list[int]]:
-    """Which means come from one op: each large one alone, all small ones together."""
+    """Groups means by op: each large one alone, all small ones together."""
     small = [i for i, gradient in enumerate(gradients) if _bytes(gradient) < _SMALL_BYTES]
     return [[i] for i in range(len(gradients)) if i not in set(small)] + ([small] if small else [])
 
 
 def _describe(gradient: Any, source: Any, otherwise: str) -> tuple[int, int, str]:
-    """Elements, dtype and shape as text, for the core; what has no shape of its own has the variable's."""
+    """Returns elements, dtype and shape for the core. A gradient without a shape has the variable's."""
     of = f" of a variable {source.shape}" if hasattr(source, "assign") else ""
     if gradient is None:
         return 0, int(DType.FLOAT32), f" (no gradient{of})"
     if isinstance(gradient, tf.IndexedSlices):
-        row = gradient.values.shape[1:]  # the slices' own shape is unknown without dense_shape
+        row = gradient.values.shape[1:]  # without dense_shape, the shape of the slices is unknown
         shape = "" if row.rank is None else row.as_list()
         return 0, int(DType.FLOAT32), f" ({otherwise}IndexedSlices of {gradient.dtype.name}{shape}{of})"
     if otherwise or not can_reduce(gradient):
@@ -200,18 +201,18 @@ def _describe(gradient: Any, source: Any, otherwise: str) -> tuple[int, int, str
 
 
 def _serial(source: Any) -> int:
-    """Of a variable; a tensor is another one in every step."""
+    """Returns the serial of a variable, or 0 for a tensor, which differs in every step."""
     if not hasattr(source, "assign"):
         return 0
     if id(source) not in _serials:
         serial = _serials[id(source)] = next(_next_serial)
-        # At exit smdp tells the others why this rank leaves; closing reducers before would hide it.
+        # Not at exit: closing reducers then would hide from the other ranks why this rank leaves.
         weakref.finalize(source, _forget, id(source), serial).atexit = False
     return _serials[id(source)]
 
 
 def _forget(identity: int, serial: int) -> None:
-    """With a variable go its reducers: nobody can ask for them again."""
+    """Removes the reducers of a deleted variable, which can never be used again."""
     _serials.pop(identity, None)
     for key in list(_steps):
         if serial in key.serials:
@@ -240,9 +241,10 @@ def _find_or_make(
     if found is None:
         token = _eager_token if key.is_eager else Token()
         found = _Steps(_make_core(group, names, described, options, _change(key, names)), token)
-    _steps[key] = found  # the last in order
+    _steps[key] = found  # moves it to the end
     if is_new and key.is_eager:
-        # Ranks make the same calls, so they close the same one, which none uses once all have made the new.
+        # All ranks make the same calls, so they close the same reducer. None uses it once all have the new
+        # one.
         same = [other for other in list(_steps) if other.has_same_owner(key)]
         for oldest in same[:-_MOST_EAGER]:
             _steps.pop(oldest, None)
@@ -250,22 +252,22 @@ def _find_or_make(
 
 
 def _change(key: _Key, names: Sequence[str]) -> tuple[str, list[str]]:
-    """What is new since another list of these variables' gradients, and those lists' groups.
+    """Returns how these gradients differ from earlier ones of the same variables, and the earlier groups.
 
-    For ranks that go on with one of them: they and this rank wait for each other.
+    Errors use it if other ranks still use an earlier list: they and this rank then wait for each other.
     """
     owner = key.group, key.is_eager, key.serials
     known = [
         (one, steps) for one, steps in list(_steps.items()) if (one.group, one.is_eager, one.serials) == owner
     ]
-    # Where Python runs ahead of TensorFlow, this rank may be about to do what the others wait for.
+    # If Python runs ahead of TensorFlow, this rank may still be about to run what the others wait for.
     if not known or not tf.config.experimental.get_synchronous_execution():
         return "", []
     changes = [
         [
             f"the gradient of {name!r} was {_text(old)} and is {_text(new)}"
             for name, serial, new, old in zip(names, key.serials, key.described, one.described, strict=True)
-            if serial and new != old  # tensors are others each time
+            if serial and new != old  # tensors differ every time
         ]
         for one, _ in known
     ]
@@ -275,7 +277,7 @@ def _change(key: _Key, names: Sequence[str]) -> tuple[str, list[str]]:
 
 def _text(described: tuple[int, int, str]) -> str:
     _, dtype, shape = described
-    if shape.startswith(" ("):  # which the core does not reduce, so the dtype stands for nothing
+    if shape.startswith(" ("):  # the core does not reduce it, so its dtype has no meaning
         return shape[2:-1]
     return DType(dtype).name.lower() + shape
 
@@ -301,12 +303,12 @@ def _make_core(
             compression,
             buffer_bytes,
             factor,
-            compares_names=False,  # TensorFlow's depend on what else a process has built
+            compares_names=False,  # TensorFlow's names depend on what else a process has built
             purpose=purpose,
             replaced=replaced,
         )
     except smdp.MismatchError as error:
-        # One rank has it, and the other does not.
+        # The text occurs once: only one of the two ranks has such a gradient.
         cures = [cure for seen, cure in _CURES.items() if str(error).count(seen) == 1]
         if not cures:
             raise
@@ -314,19 +316,19 @@ def _make_core(
 
 
 def factor_of(op: ReduceOp, scale: float, size: int) -> float:
-    """The factor for reduce_gradients of an operation, SUM or AVERAGE, and a scale, not 0, on top."""
+    """Returns the factor for reduce_gradients: SUM or AVERAGE, times a scale that is not 0."""
     if op is ReduceOp.AVERAGE:
         return 0.0 if scale == 1.0 else scale / size
     return scale
 
 
 def forget_all() -> None:
-    """Closes all reducers: functions traced with them raise from now on."""
+    """Closes all reducers. Functions that were traced with them raise an error from now on."""
     _steps.clear()
 
 
 def _sums(number: int, scale: Any, gradients: Sequence[Any]) -> list[Any]:
-    """For the gradients of these gradients."""
+    """Returns the gradients of reduced gradients: scaled sums over all ranks."""
     with tf.device("CPU:0"):
         totals = [all_reduce(gradient, number, ReduceOp.SUM) for gradient in gradients]
     return [total * tf.cast(scale, total.dtype) for total in totals]

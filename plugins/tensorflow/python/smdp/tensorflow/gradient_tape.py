@@ -1,4 +1,4 @@
-"""A gradient tape whose gradients are those of all ranks."""
+"""A gradient tape that averages gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smdp.tensorflow.tracing import no_autograph
 
 
 class Reduction:
-    """How the gradients of a tape or an optimizer are reduced."""
+    """Reduces the gradients of a tape or an optimizer with given options."""
 
     def __init__(
         self,
@@ -38,21 +38,21 @@ class Reduction:
         self._postscale = scale_of("postscale_factor", postscale_factor)
         self._buffer_bytes = bytes_of(bucket_cap_mb)
         self._group = group if group is not None else process_set
-        group_of(self._group)  # wrong ones are told now
+        group_of(self._group)  # a wrong group raises its error now
 
     @property
     def group(self) -> Any:
-        """The one that was given, else the world, which after shutdown() and init() is another."""
+        """The group that was passed, or the current world, which changes after shutdown() and init()."""
         return group_of(self._group)
 
     def __call__(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """The gradients over all ranks; those that are None stay so, and must be None on all ranks."""
+        """Returns the reduced gradients. A gradient that is None stays None; it must be None on all ranks."""
         group = self.group
         if len(gradients) != len(sources):
             raise ValueError(
                 f"[smdp] rank {group.rank}: {len(gradients)} gradients were given for {len(sources)}"
-                " variables; there must be one for each. Give both lists in the same order, with None where a"
-                " variable has no gradient."
+                " variables; there must be one for each. Pass both lists in the same order, with None for a"
+                " variable without a gradient."
             )
         _warn_of_a_second_time(gradients, sources, group)
         whole = [self._densified(g, s) for g, s in zip(gradients, sources, strict=True)]
@@ -79,14 +79,14 @@ class Reduction:
             if not self._sparse_as_dense:
                 return gradient
             gradient = tf.convert_to_tensor(gradient)
-        elif not isinstance(gradient, tf.Tensor):  # what Keras takes: arrays, lists, its own variables
+        elif not isinstance(gradient, tf.Tensor):  # Keras also takes arrays, lists and its own variables
             gradient = tf.cast(tf.convert_to_tensor(gradient), source.dtype)
         if not gradient.shape.is_fully_defined() and source.shape.is_fully_defined():
             gradient = tf.ensure_shape(gradient, source.shape)
         return gradient
 
 
-# An attribute of tensors that are gradients of all ranks already: the id of their group.
+# Attribute of gradients that are already reduced: the id of their group.
 _MARK = "_smdp_reduced_by"
 
 
@@ -95,11 +95,11 @@ def _warn_of_a_second_time(gradients: Sequence[Any], sources: Sequence[Any], gro
         if group.size > 1 and getattr(gradient, _MARK, None) == group.core.id:
             warnings.warn(
                 f"[smdp] rank {group.rank} of {group.size}: the gradient of {_name_of(sources[index], index)}"
-                " is reduced a second time, as by a DistributedGradientTape and a DistributedOptimizer:"
-                f" it takes as long again, multiplies sums by {group.size}, and loses again what compression"
-                " loses. Leave one of them out.",
+                " is reduced a second time, for example by a DistributedGradientTape and a"
+                f" DistributedOptimizer. This takes as long again, multiplies sums by {group.size}, and"
+                " compresses a second time. Use only one of them.",
                 RuntimeWarning,
-                stacklevel=1,  # one place, so Python shows it once
+                stacklevel=1,  # a fixed place, so Python shows the warning once
             )
             return
 
@@ -109,32 +109,34 @@ def _name_of(source: Any, index: int) -> str:
 
 
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
-    """Wraps a tape, finished or not: ``gradient()`` gives the mean over all ranks.
+    """Wraps a gradient tape, so that ``gradient()`` returns the mean over all ranks.
 
-    Everything else is the wrapped tape's. All ranks must ask for the gradients of the same variables in the
-    same order. Inside a ``tf.function`` each gradient is sent as soon as backward has it.
+    The tape may still be recording or be finished. Everything else behaves like the wrapped tape. All ranks
+    must ask for the gradients of the same variables in the same order. Inside a ``tf.function``, each
+    gradient is sent as soon as backward has computed it.
 
     Args:
-        gradtape: The tape.
+        gradtape: The tf.GradientTape to wrap.
         device_dense: Not used.
         device_sparse: Not used.
-        compression: What float32 gradients travel as between hosts, one of Compression; or one's own, as in
-            allreduce, for which each dense gradient is reduced by itself.
-        sparse_as_dense: Reduce IndexedSlices as dense tensors. Otherwise rows and indices are gathered.
+        compression: Format in which float32 gradients are sent between hosts, a member of Compression. It may
+            also be a user's compressor, as in allreduce; each dense gradient is then reduced by itself.
+        sparse_as_dense: Whether to reduce IndexedSlices as dense tensors. By default, their rows and indices
+            are gathered.
         op: A ReduceOp.
-        gradient_predivide_factor: Not used; smdp's means need none.
-        num_groups: Not used; fusion buffers follow from sizes.
+        gradient_predivide_factor: Not used; smdp's means do not need it.
+        num_groups: Not used; fusion buffers depend on sizes.
         groups: Not used.
-        process_set: Another name for group.
+        process_set: Another name for ``group``.
         scale_local_gradients: Not used; all gradients are reduced.
-        prescale_factor: Multiplies gradients before the sum.
-        postscale_factor: Multiplies the result.
-        bucket_cap_mb: Most MiB of a fusion buffer.
-        group: Default: all ranks.
+        prescale_factor: Factor that multiplies gradients before the sum.
+        postscale_factor: Factor that multiplies the result.
+        bucket_cap_mb: Maximum size of a fusion buffer in MiB.
+        group: The ranks that take part; all by default.
 
     Raises:
-        TypeError: gradtape is no tape, or a factor or bucket_cap_mb is no number.
-        ValueError: A value that is not allowed, or gradtape is a DistributedGradientTape.
+        TypeError: gradtape is not a tf.GradientTape, or a factor or bucket_cap_mb is not a number.
+        ValueError: An argument has a value that is not allowed, or gradtape is a DistributedGradientTape.
     """
 
     def __init__(
@@ -162,10 +164,10 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
             )
         if isinstance(gradtape, DistributedGradientTape):
             raise ValueError(
-                "[smdp] DistributedGradientTape got a DistributedGradientTape, and would reduce twice. Wrap"
-                " the tf.GradientTape itself."
+                "[smdp] DistributedGradientTape got a DistributedGradientTape, so it would reduce twice."
+                " Wrap the tf.GradientTape itself."
             )
-        # Not the base's: this object only looks like a tape. What records is the wrapped one.
+        # The base class is not initialized: this object only has its interface, and the wrapped tape records.
         self._wrapped = gradtape
         self._is_used = False
         self._reduction = Reduction(
@@ -180,7 +182,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         )
 
     def __enter__(self) -> DistributedGradientTape:
-        self._is_used = False  # TensorFlow lets a tape record once more
+        self._is_used = False  # TensorFlow lets a tape record again
         self._wrapped.__enter__()
         return self
 
@@ -192,8 +194,8 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
             raise AttributeError(name)
         if name == "register_local_source":
             raise AttributeError(
-                "[smdp] DistributedGradientTape has no register_local_source(): it reduces all gradients. Ask"
-                " the tape that it wraps for those of variables that are each rank's own."
+                "[smdp] DistributedGradientTape has no register_local_source(): it reduces all gradients. For"
+                " variables that are local to a rank, call gradient() of the wrapped tape."
             )
         return getattr(self._wrapped, name)
 
@@ -205,17 +207,17 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """As tf.GradientTape's, over all ranks.
+        """Returns the gradients as in tf.GradientTape.gradient(), averaged over all ranks.
 
         Raises:
-            RuntimeError: A second call, on a persistent tape.
+            RuntimeError: It was called a second time, on a persistent tape.
         """
         if self._is_used:
             names = ", ".join(_name_of(s, i) for i, s in enumerate(tf.nest.flatten(sources)[:3]))
             raise RuntimeError(
                 f"[smdp] rank {self._reduction.group.rank}: DistributedGradientTape.gradient() was called"
                 f" a second time, now for {names}. Wrap the persistent tape again for each call, or ask"
-                " for all gradients in one."
+                " for all gradients in one call."
             )
         self._is_used = True
         gradients = self._wrapped.gradient(target, sources, output_gradients, unconnected_gradients)
@@ -224,26 +226,26 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def reset(self) -> None:
-        """As tf.GradientTape's."""
+        """Behaves like tf.GradientTape.reset()."""
         self._is_used = False
         self._wrapped.reset()
 
     def watch(self, tensor: Any) -> None:
-        """As tf.GradientTape's."""
+        """Behaves like tf.GradientTape.watch()."""
         self._wrapped.watch(tensor)
 
     def watched_variables(self) -> Any:
-        """As tf.GradientTape's."""
+        """Behaves like tf.GradientTape.watched_variables()."""
         return self._wrapped.watched_variables()
 
     def stop_recording(self) -> Any:
-        """As tf.GradientTape's."""
+        """Behaves like tf.GradientTape.stop_recording()."""
         return self._wrapped.stop_recording()
 
     def jacobian(self, *arguments: Any, **options: Any) -> Any:
-        """As tf.GradientTape's, of this rank alone."""
+        """Returns this rank's own Jacobian, as tf.GradientTape.jacobian() does."""
         return self._wrapped.jacobian(*arguments, **options)
 
     def batch_jacobian(self, *arguments: Any, **options: Any) -> Any:
-        """As tf.GradientTape's, of this rank alone."""
+        """Returns this rank's own batch Jacobian, as tf.GradientTape.batch_jacobian() does."""
         return self._wrapped.batch_jacobian(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Which ranks an op works between, and what it can carry."""
+"""The groups and dtypes that ops support, and the tokens that order ops."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ DTYPES += ["uint32", "int64", "uint64", "bool", "complex64", "complex128"]
 
 
 class Token:
-    """A resource for ops to take, so that TensorFlow runs them in the order of the program.
+    """A resource that ops take, so that TensorFlow runs them in the order of the program.
 
-    It orders stateful ops without a resource only within one function, not through the functions it calls.
-    In a graph of TensorFlow 1 it orders nothing, but ops need one of that graph. It is the name of a resource
-    that does not exist: a variable could be made in the first trace of a function alone.
+    Without a resource, TensorFlow orders stateful ops only within one function, not across the functions that
+    it calls. In a graph of TensorFlow 1, a token does not order anything, but ops need one of that graph. The
+    handle refers to a resource that does not exist, because a real variable could only be created in the
+    first trace of a function.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class Token:
 
     @property
     def handle(self) -> Any:
-        """The resource, where ops are made now."""
+        """The resource in the graph, or the eager context, in which ops are created now."""
         if not tf.executing_eagerly():
             return self._seen_in(tf.compat.v1.get_default_graph())
         return self._outermost() if self._eager is None else self._eager
@@ -36,7 +37,7 @@ class Token:
     def _seen_in(self, graph: Any) -> Any:
         if not hasattr(graph, "capture"):
             return self._outermost()
-        # Gradients of a loop or a condition take nothing from outside but what the graph around them has.
+        # The gradient of a loop or a condition can only capture tensors of the graph around it.
         is_inner = hasattr(graph, "_forward_graph")
         return graph.capture(self._seen_in(graph.outer_graph) if is_inner else self._outermost())
 
@@ -49,7 +50,7 @@ class Token:
                     self._eager = _new_handle()
                     put_in_order(self._eager)
                 return self._eager
-            # A collection by a name would be saved with the graph.
+            # Keyed by this object, because a collection with a name would be saved with the graph.
             made = tf.compat.v1.get_default_graph().get_collection_ref(self)
             if not made:
                 made.append(_new_handle())
@@ -64,12 +65,12 @@ _numbers = itertools.count()
 
 
 def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
-    """The group that a call names, by default the world.
+    """Returns the group that is passed to a call, by default the world.
 
     Raises:
-        ConfigError: Before init(), or this rank is in no group.
-        TypeError: It is no group.
-        ValueError: A function is being traced in which there can be no collective.
+        ConfigError: init() was not called, or this rank is in no group.
+        TypeError: It is not a group.
+        ValueError: A function is being traced that must not contain collectives.
     """
     refuse_in_trace()
     chosen = group if group is not None else process_set
@@ -78,57 +79,59 @@ def group_of(group: Any = None, process_set: Any = None) -> smdp.Group:
     if isinstance(chosen, smdp.NoGroup):
         raise smdp.ConfigError(
             f"[smdp] rank {smdp.rank()} of {smdp.size()} is in no group: its color in split() was None. Only"
-            " members of a group make calls with it: if group: ..."
+            " members of a group may make calls with it: if group: ..."
         )
     if not isinstance(chosen, smdp.Group):
         raise TypeError(
-            f"[smdp] group (or process_set) is a {type(chosen).__name__}; it must be a smdp.Group,"
+            f"[smdp] group (or process_set) is a {type(chosen).__name__}; it must be an smdp.Group,"
             " e.g. smdp.world().split(color)."
         )
     _groups[chosen.core.id] = chosen
     return chosen
 
 
-# By number, as the attributes of ops have them; kept because a traced function keeps the number only.
+# By the number that is an attribute of ops. Groups are kept here, because a traced function holds only it.
 _groups: dict[int, smdp.Group] = {}
 _tokens: dict[int, Token] = {}
 
 
 def by_id(number: int) -> smdp.Group:
-    """The group that an op was made with.
+    """Returns the group that an op was created with.
 
     Raises:
-        LookupError: smdp was shut down since.
+        LookupError: smdp has been shut down since.
     """
     if number not in _groups:
-        raise LookupError("[smdp] the group that this op was made with is gone: smdp was shut down.")
+        raise LookupError("[smdp] the group that this op was created with is gone: smdp was shut down.")
     return _groups[number]
 
 
 def token_of(number: int) -> Any:
-    """What collectives of a group take."""
+    """Returns the token for collectives of a group."""
     if number not in _tokens:
         _tokens[number] = Token()
     return _tokens[number].handle
 
 
 def forget_groups() -> None:
-    """After shutdown."""
+    """Forgets all groups and tokens, after a shutdown."""
     _groups.clear()
     _tokens.clear()
 
 
 def tensor_of(value: Any, what: str, name: str = "") -> Any:
-    """The value as a tensor that can be sent; the name is for the error, by default the value's own.
+    """Returns a value as a tensor that can be sent.
+
+    ``name`` is used in errors; the default is the value's own name.
 
     Raises:
-        TypeError: Its dtype cannot, or it is no dense tensor.
+        TypeError: It is not a dense tensor, or its dtype is not supported.
     """
     if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        kind = "no tensor but None" if value is None else f"a {type(value).__name__}"
+        kind = "None" if value is None else f"a {type(value).__name__}"
         raise TypeError(
             f"[smdp] rank {smdp.rank()}: {what} got {kind}{f' for {name!r}' if name else ''}; it takes dense"
-            " tensors. Send the parts of others: flat_values and row_splits, indices and values."
+            " tensors. Send other tensors in parts: flat_values and row_splits, or indices and values."
         )
     try:
         tensor = tf.convert_to_tensor(value)
@@ -136,8 +139,8 @@ def tensor_of(value: Any, what: str, name: str = "") -> Any:
         given = f"{name!r}, " if name else ""
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise TypeError(
-            f"[smdp] rank {smdp.rank()}: {what} got {given}a {type(value).__name__}, which is no tensor and"
-            f" cannot become one: {reason}."
+            f"[smdp] rank {smdp.rank()}: {what} got {given}a {type(value).__name__}, which cannot be"
+            f" converted to a tensor: {reason}."
         ) from None
     if tensor.dtype.name not in DTYPES:
         name = name or name_of(value)
@@ -149,7 +152,7 @@ def tensor_of(value: Any, what: str, name: str = "") -> Any:
 
 
 def name_of(value: Any) -> str:
-    """What the user knows a variable or a tensor of a graph by; empty if there is nothing."""
+    """Returns the name of a variable or a graph tensor in the program, or an empty string."""
     path = getattr(value, "path", None)  # Keras 3
     if path is None and not (tf.executing_eagerly() and tf.is_tensor(value) and not hasattr(value, "assign")):
         path = getattr(value, "name", None)

@@ -1,4 +1,4 @@
-"""Reductions of unsigned integers, which the core only moves, as of signed ones, and means of narrow ones."""
+"""Reductions of unsigned integers, which the core does not reduce, and means of narrow integers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _WIDER_FOR_MEAN = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, **
 
 
 def widened(tensor: Any, op: ReduceOp) -> Any:
-    """What to scale instead: a sum of narrow integers overflows where their mean fits."""
+    """Returns the tensor in a wider dtype if its mean fits the dtype but the sum may overflow."""
     wide = _WIDER_FOR_MEAN.get(tensor.dtype) if op is ReduceOp.AVERAGE else None
     return tensor if wide is None else tf.cast(tensor, wide)
 
 
 def as_signed(tensor: Any, op: ReduceOp, size: int) -> tuple[Any, ReduceOp, Callable[[Any], Any]]:
-    """What to reduce instead, how, and what makes the result of it; other dtypes stay as they are.
+    """Returns a tensor to reduce, the operation, and a function that converts the result back.
 
-    Sums and products wrap around, as they do on one process.
+    Dtypes that the core reduces stay as they are. Sums and products wrap around, as on a single process.
     """
     dtype = tensor.dtype
     wide = (_WIDER_FOR_MEAN if op is ReduceOp.AVERAGE else _WIDER).get(dtype)

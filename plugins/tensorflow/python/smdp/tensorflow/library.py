@@ -1,4 +1,4 @@
-"""The op library, loaded into the TensorFlow that is there; ops in Python where that does not take it."""
+"""Loads the op library into TensorFlow, or falls back to ops in Python if this TensorFlow rejects it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smdp.config import TENSORFLOW_OPS, read_choice
 from smdp.tensorflow import python_ops, trial
 from smdp.tensorflow.python_functions import name_python_functions
 
-# What the library takes from TensorFlow's C API and not every release need have.
+# Functions of TensorFlow's C API that the library uses and that a release may lack.
 _NEEDED = (
     "TF_NewAsyncKernelBuilder",
     "TF_RunAsyncOpKernelDoneCallback",
@@ -37,18 +37,18 @@ _OPS = (
 )
 
 
-# Of the releases that have been tried.
+# The newest release that has been tested.
 _NEWEST = (2, 21)
 
 
 class _Refused(Exception):
-    """Why this TensorFlow does not take the library."""
+    """The reason why this TensorFlow cannot use the library."""
 
 
 def _load() -> Any:
     framework = Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"
     try:
-        # The op library leaves the C API's symbols open: they must be global when it is loaded.
+        # The op library does not link against the C API, so its symbols must be global when it is loaded.
         symbols = ctypes.CDLL(str(framework), ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise _Refused(f"{framework} cannot be loaded ({error})") from error
@@ -61,7 +61,7 @@ def _load() -> Any:
         raise _Refused(f"the op library cannot be loaded ({error})") from error
     missing = [name for name in _OPS if not hasattr(library, name)]
     if missing:
-        raise _Refused(f"it did not take the ops {', '.join(missing)}")
+        raise _Refused(f"it did not register the ops {', '.join(missing)}")
     return library
 
 
@@ -69,7 +69,7 @@ def _try_newer() -> None:
     if tuple(int(part) for part in tf.__version__.split(".")[:2]) <= _NEWEST:
         return
     if why := trial.why_it_fails():
-        os.environ["SMDP_TENSORFLOW_OPS"] = "python"  # for processes that this one starts
+        os.environ["SMDP_TENSORFLOW_OPS"] = "python"  # also for processes that this one starts
         raise _Refused(why)
     os.environ["SMDP_TENSORFLOW_OPS"] = "native"
 
@@ -85,8 +85,8 @@ def _load_or_replace() -> Any:
     except _Refused as reason:
         warnings.warn(
             f"[smdp] the op library of smdp.tensorflow does not work with this TensorFlow ({tf.__version__}):"
-            f" {reason}. Tried are the releases from 2.13 to 2.21. Calls into Python take its place:"
-            " gradients are then sent together after backward instead of during it, and copied twice more.",
+            f" {reason}. It was tested with releases 2.13 to 2.21. smdp uses calls into Python instead:"
+            " gradients are sent together after backward instead of during it, and copied two more times.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -96,20 +96,20 @@ def _load_or_replace() -> Any:
 ops = _load_or_replace()
 name_python_functions()
 is_native = ops is not python_ops
-# Keras 2 does not tell everywhere, and Keras 3 only from 3.3 on by the attribute.
+# Not every Keras 2 has the function, and Keras 3 has the attribute only from 3.3 on.
 keras_version = str(tf.keras.version() if hasattr(tf.keras, "version") else "2")
 is_keras_3 = not keras_version.startswith("2")
 
 
 def check_keras_backend(what: str) -> None:
-    """Refuse what works on TensorFlow's tensors where Keras 3 has another backend.
+    """Checks that Keras uses TensorFlow as its backend.
 
     Raises:
-        ValueError: It has.
+        ValueError: Keras 3 uses another backend.
     """
     backend = tf.keras.backend.backend() if is_keras_3 else "tensorflow"
     if backend != "tensorflow":
         raise ValueError(
-            f"[smdp] {what} needs Keras on TensorFlow, and its backend is {backend!r}. Set"
+            f"[smdp] {what} needs Keras with the TensorFlow backend, but its backend is {backend!r}. Set"
             " KERAS_BACKEND=tensorflow before Keras is imported."
         )

@@ -1,4 +1,4 @@
-"""Lists of tensors in eager code, which must be alike on all ranks."""
+"""Lists of tensors in eager code, which must match on all ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from smdp.tensorflow.groups import name_of
 from smdp.tensorflow.objects import allgather_object
 from smdp.tensorflow.reduce_op import ReduceOp
 
-# A larger one alone takes longer than what a message costs, and is not copied.
+# A larger tensor takes longer than the fixed cost of a message, so it is sent alone and not copied.
 _SMALL_BYTES = 256 << 10
 
 
 @dataclass
 class _Entry:
-    """One of a list: names may differ between ranks, as Keras counts layers."""
+    """An entry of a list. Only the form is compared: names may differ, because Keras numbers layers."""
 
     name: str
     form: str
@@ -33,10 +33,10 @@ class _Entry:
 def check_same(
     call: str, what: str, values: Sequence[Any], group: Any, cure: str, root_rank: int = 0
 ) -> None:
-    """Compare dtypes, shapes and the root, at the cost of one small message.
+    """Checks that dtypes, shapes and the root are the same on all ranks, at the cost of one small message.
 
     Raises:
-        MismatchError: On all ranks: they differ.
+        MismatchError: They differ. It is raised on all ranks.
     """
     forms = [f"{tf.as_dtype(one.dtype).name}{_shape_of(one)}" for one in values]
     number = int.from_bytes(hashlib.sha256(repr((root_rank, forms)).encode()).digest()[:7], "big")
@@ -53,24 +53,24 @@ def check_same(
             if (here and here.form) != (there and there.form):
                 raise smdp.MismatchError(
                     f"[smdp] rank {group.rank} of {group.size}: {call} got different lists: {what} {index} is"
-                    f" {here or 'not there'} on rank {rank} and {there or 'not there'} on rank 0. {cure}"
+                    f" {here or 'missing'} on rank {rank} and {there or 'missing'} on rank 0. {cure}"
                 )
     other = next(rank for rank, root in enumerate(roots) if root != roots[0])
     raise smdp.MismatchError(
         f"[smdp] rank {group.rank} of {group.size}: {call} got different roots: root_rank is {roots[other]}"
-        f" on rank {other} and {roots[0]} on rank 0. Give all ranks the same."
+        f" on rank {other} and {roots[0]} on rank 0. Pass the same on all ranks."
     )
 
 
 def check_same_length(call: str, what: str, values: Sequence[Any], group: Any, cure: str) -> Any:
-    """The operation of a graph that fails on all ranks where their lists differ in length.
+    """Returns a graph operation that fails on all ranks if their lists differ in length.
 
-    What the lists hold is compared as it is sent.
+    The entries are compared when they are sent.
     """
     count = len(values)
     last = f" (the last is {name_of(values[-1])!r})" if values else ""
     with tf.device("CPU:0"):
-        # Of another dtype than what eager code compares: one rank may be there.
+        # Another dtype than in check_same(), so that a rank in eager code causes a mismatch.
         most, least = tf.unstack(reduce_tensor(tf.constant([count, -count], tf.int32), ReduceOp.MAX, group))
         text = (
             f"[smdp] rank {group.rank} of {group.size}: {call} got lists of different lengths: {count}"
@@ -81,13 +81,13 @@ def check_same_length(call: str, what: str, values: Sequence[Any], group: Any, c
 
 
 def join_small(values: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
-    """Each value through a call that is the same for every element; small ones of a dtype go as one."""
+    """Returns the results of an elementwise call on each value. Small values of a dtype share one call."""
     results = list(values)
     together: dict[str | int, list[int]] = {}
     for index, value in enumerate(values):
         is_dense = not isinstance(value, tf.IndexedSlices)
         is_small = is_dense and _elements(value) * value.dtype.size < _SMALL_BYTES
-        # Not the dtype itself, which equals its number, and so an index.
+        # The name, because a dtype equals its number, which may also be an index.
         together.setdefault(value.dtype.name if is_small else index, []).append(index)
     for indices in together.values():
         several = [values[index] for index in indices]
@@ -95,7 +95,7 @@ def join_small(values: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
             results[indices[0]] = call(several[0])
             continue
         with tf.device("CPU:0"):
-            flat = tf.constant([-1])  # a tensor: TensorFlow takes ten times as long for a list
+            flat = tf.constant([-1])  # a tensor, because a list takes TensorFlow ten times as long
             whole = call(tf.concat([tf.reshape(value, flat) for value in several], 0))
             parts = tf.split(whole, [_elements(value) for value in several])
             for index, part in zip(indices, parts, strict=True):

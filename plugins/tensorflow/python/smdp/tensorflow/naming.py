@@ -1,8 +1,7 @@
-"""What other ranks know an op by.
+"""The names by which other ranks recognize an op.
 
-Eager code and a ``tf.function`` run collectives in the order of the program, so a name is only compared.
-TensorFlow runs the ops of a graph of TensorFlow 1 as it likes: there each has a unique name, and meets
-the ops of that name on the other ranks.
+Eager code and a ``tf.function`` run collectives in the order of the program, so names are only compared.
+A graph of TensorFlow 1 runs its ops in any order. Each op in it has a unique name, by which ranks match ops.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from smdp._call_name import call_name
 from smdp.tensorflow.groups import token_of
 from smdp.tensorflow.tracing import is_in_data_function
 
-# Of graphs of TensorFlow 1 that have collectives.
+# Numbers of the graphs of TensorFlow 1 that contain collectives.
 _graph_numbers = itertools.count(1)
 
 
 def run(
     make: Any, number: int, name: str | None = None, ignore_name_scope: bool = False, /, **inputs: Any
 ) -> Any:
-    """Calls ``make`` for the group of this number, and passes on the program's name for the op.
+    """Calls ``make`` for the group with this number, and passes it the program's name for the op.
 
-    An op that needs a name and has none is named after its first input.
+    An op that needs a name but has none is named after its first input.
     """
     if tf.executing_eagerly():
         if not name:
@@ -36,7 +35,7 @@ def run(
             return make(token=token_of(number), group=number, **inputs)
     graph = graph_of_session()
     if graph is None:
-        # It runs beside the program, maybe long before its result is taken.
+        # Functions of tf.data run concurrently with the program, perhaps long before their results are used.
         known_as = name or ("call in a function of tf.data" if is_in_data_function() else "")
         flags = []
     else:
@@ -55,7 +54,7 @@ def run(
 
 
 def graph_of_session() -> Any:
-    """Returns the graph of TensorFlow 1 whose session will run the ops that are made now, if there is one."""
+    """Returns the TensorFlow 1 graph whose session will run the ops that are created now, or None."""
     if tf.executing_eagerly():
         return None
     with tf.init_scope():
@@ -63,9 +62,9 @@ def graph_of_session() -> Any:
 
 
 def runs_in_any_order() -> bool:
-    """Returns whether an op that is made now may run several times in a session, in an unknown order.
+    """Returns whether an op that is created now may run several times in a session, in an unknown order.
 
-    It does in a loop, and in a function that the graph calls more than once.
+    This is the case in a loop, and in a function that the graph may call more than once.
     """
     graph = graph_of_session()
     here = tf.compat.v1.get_default_graph()
@@ -73,12 +72,12 @@ def runs_in_any_order() -> bool:
 
 
 def place_in_list(index: int) -> str | None:
-    """Returns a name for one of a list, where it needs one: names of variables may differ between ranks."""
+    """Returns a name for an entry of a list, if it needs one. Variables' own names may differ on ranks."""
     return None if graph_of_session() is None else f"number {index} of a list"
 
 
 def count_in(graph: Any, what: Any) -> int:
-    """Counts calls for a graph and a thing, and returns how many came before this one."""
+    """Counts the calls for a graph and a key, and returns the number of earlier calls."""
     counts = _of(graph)[1]
     counts[what] += 1
     return counts[what] - 1

@@ -1,4 +1,4 @@
-"""Python objects between ranks, pickled."""
+"""Collectives of Python objects, which are sent pickled."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def broadcast_object(
     *,
     group: Any = None,
 ) -> Any:
-    """The root's object, on every rank. It is pickled: ranks must trust each other, as they do anyway.
+    """Returns the root's object on every rank.
 
-    While a graph of TensorFlow 1 is built it works at once, without a session.
+    The object is pickled, so the ranks must trust each other. While a TensorFlow 1 graph is being built, the
+    call runs at once and needs no session.
 
     Raises:
         TypeError: root_rank is not an integer, or the object cannot be pickled.
-        ValueError: There is no such rank.
-        RuntimeError: In a function that is being traced: only tensors can be its results.
+        ValueError: The group does not have the rank root_rank.
+        RuntimeError: It was called in a function that is being traced, which can return only tensors.
     """
     members = _outside_functions("broadcast_object", group_of(group, process_set))
     root_rank = root_of("broadcast_object", root_rank, members)
@@ -50,11 +51,11 @@ def broadcast_object(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: Any = None, *, group: Any = None
 ) -> list[Any]:
-    """Every rank's object, by rank, on every rank.
+    """Returns the objects of all ranks, in rank order, on every rank.
 
     Raises:
         TypeError: The object cannot be pickled.
-        RuntimeError: In a function that is being traced: only tensors can be its results.
+        RuntimeError: It was called in a function that is being traced, which can return only tensors.
     """
     members = _outside_functions("allgather_object", group_of(group, process_set))
     data = _pickled("allgather_object", obj, members)
@@ -65,7 +66,7 @@ def allgather_object(
 
 
 def _broadcast(array: Array, root_rank: int, group: Any) -> Any:
-    if tf.executing_eagerly():  # behind what eager code has called before
+    if tf.executing_eagerly():  # ordered after the earlier calls of eager code
         return broadcast(tf.constant(array), root_rank, group=group).numpy()
     return group.broadcast(array.copy(), root_rank)
 
@@ -83,7 +84,7 @@ def _outside_functions(what: str, group: Any) -> Any:
         return group
     raise RuntimeError(
         f"[smdp] rank {group.rank}: {what} was called in a tf.function, which works on tensors, not on"
-        " objects. Call it outside, before the function."
+        " objects. Call it outside the function, before it runs."
     )
 
 
@@ -93,5 +94,5 @@ def _pickled(call: str, obj: Any, group: Any) -> Array:
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise TypeError(
             f"[smdp] rank {group.rank} of {group.size}: {call} got {shown(obj)}, which cannot be pickled:"
-            f" {error}. Give it plain values; the other ranks wait for this one."
+            f" {error}. Pass plain values; the other ranks are waiting for this one."
         ) from error

@@ -1,4 +1,4 @@
-"""A Keras 3 optimizer that applies the gradients of all ranks."""
+"""Keras 3 optimizers that average gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes a Keras 3 optimizer reduce gradients before it applies them, and returns it.
 
-    Only ``apply`` of this one object changes: its class, config and variables do not, so a saved model loads
-    where smdp is not installed. Clipping, weight decay and loss scaling come after the reduction. With
-    ``mixed_float16`` wrap the outermost one, ``DistributedOptimizer(LossScaleOptimizer(optimizer))``, so that
-    all ranks agree which steps to skip. Arguments are DistributedGradientTape's; name, use_locking, groups
-    and average_aggregated_gradients are not used.
+    Only ``apply`` of this object changes. Its class, config and variables stay the same, so a saved model can
+    be loaded without smdp. Clipping, weight decay and loss scaling come after the reduction. With
+    ``mixed_float16``, wrap the outermost optimizer, ``DistributedOptimizer(LossScaleOptimizer(optimizer))``,
+    so that all ranks skip the same steps. A copy of the optimizer and the optimizer of a loaded model must be
+    wrapped again; until then, they do not reduce gradients.
 
-    A copy of the optimizer, and one that a saved model brings, reduce nothing until they are wrapped, too.
+    Arguments are those of DistributedGradientTape. ``name``, ``use_locking``, ``groups`` and
+    ``average_aggregated_gradients`` are not used.
 
     Raises:
-        TypeError: It is no Keras 3 optimizer. With Keras 2 use DistributedGradientTape.
-        ValueError: It is distributed already; or Keras has another backend; or mixed_float16 is on and it
-            scales no loss; or it scales the loss and compression is int8 or topk.
+        TypeError: It is not a Keras 3 optimizer. With Keras 2, use DistributedGradientTape.
+        ValueError: The optimizer is distributed already; Keras uses another backend; mixed_float16 is on but
+            the optimizer does not scale the loss; or it scales the loss and compression is int8 or topk.
     """
     if not is_keras_3 or not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise TypeError(
             f"[smdp] DistributedOptimizer takes an optimizer of Keras 3; this is {type(optimizer).__name__}"
-            f" and tf.keras is {keras_version}. With Keras 2 use DistributedGradientTape."
+            f" and tf.keras is {keras_version}. With Keras 2, use DistributedGradientTape."
         )
     check_keras_backend("DistributedOptimizer")
     if backward_passes_per_step != 1:
         raise ValueError(
-            f"[smdp] backward_passes_per_step is {backward_passes_per_step}; Keras 3 accumulates itself: give"
-            " the optimizer gradient_accumulation_steps=... instead."
+            f"[smdp] backward_passes_per_step is {backward_passes_per_step}; Keras 3 accumulates itself: pass"
+            " gradient_accumulation_steps=... to the optimizer instead."
         )
     if hasattr(optimizer, "_smdp_reduction"):
         raise ValueError(
@@ -70,15 +71,15 @@ def DistributedOptimizer(
     scales_loss = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
     if tf.keras.mixed_precision.global_policy().name == "mixed_float16" and not scales_loss:
         raise ValueError(
-            "[smdp] with mixed_float16 Keras wraps the optimizer in a LossScaleOptimizer, which then decides"
-            " on each rank alone whether to skip a step. Wrap it yourself, inside:"
+            "[smdp] with mixed_float16, Keras wraps the optimizer in a LossScaleOptimizer, which then decides"
+            " on each rank separately whether to skip a step. Wrap it yourself, inside:"
             " DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(optimizer))."
         )
     wire = compressor(compression)
     if scales_loss and wire.keeps_errors:
         raise ValueError(
-            f"[smdp] {wire!r} keeps what it loses for later steps, in which the loss scale may be another."
-            " Under a LossScaleOptimizer use Compression.fp16 or bf16."
+            f"[smdp] {wire!r} adds the error of one step to later ones, in which the loss scale may differ."
+            " With a LossScaleOptimizer, use Compression.fp16 or bf16."
         )
     reduction = Reduction(
         compression, op, sparse_as_dense, prescale_factor, postscale_factor, bucket_cap_mb, group, process_set
@@ -92,19 +93,19 @@ def DistributedOptimizer(
         if gradients and trainable_variables is None and not optimizer.built:
             raise ValueError(
                 f"[smdp] rank {reduction.group.rank}: apply() got {len(gradients)} gradients without"
-                " variables, which the optimizer must then have been built on. Call optimizer.build()"
-                " with them first, or give them to apply(), too."
+                " variables, but the optimizer was not built. Call optimizer.build(variables) first,"
+                " or also pass the variables to apply()."
             )
         variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
         return reduction(gradients, variables)
 
-    # AutoGraph may translate this one, for the optimizer's own apply() may need it.
+    # AutoGraph may translate this function, because the optimizer's own apply() may need it.
     def apply_reduced(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)  # an iterator could be read only once
+            trainable_variables = list(trainable_variables)  # an iterator can be read only once
         return apply(reduced(grads, trainable_variables), trainable_variables)
 
-    # Past the setattr of Keras, which would track it.
+    # Bypasses Keras's __setattr__, which would track it.
     object.__setattr__(optimizer, "_smdp_reduction", reduction)
     object.__setattr__(optimizer, "apply", apply_reduced)
     return optimizer

@@ -1,7 +1,7 @@
-"""Names for the collectives that Python functions of a graph call, as by tf.py_function.
+"""Names for the collectives in Python functions of a graph, such as those of tf.py_function.
 
-TensorFlow does not order such functions as it orders ops, so two may call collectives in another order
-on each rank. Under a name of the function that is a MismatchError, and not a value of the wrong call.
+TensorFlow does not order such functions as it orders ops, so two of them may call collectives in a different
+order on each rank. With the function's name, this is a MismatchError instead of a wrong value.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tensorflow.python.ops import script_ops
 from smdp._call_name import call_name
 from smdp.tensorflow.naming import count_in, graph_of_session
 
-# By the token that TensorFlow gives a function, while it lives. Other ranks may have different tokens.
+# By the token that TensorFlow gives to a function as long as it lives. Tokens may differ between ranks.
 _names: dict[Any, str] = {}
 _OWN = "_smdp_is_own"
 
 
 def name_python_functions() -> None:
-    """Names the unnamed calls in a Python function of a graph after that function."""
+    """Names the unnamed calls in a Python function of a graph after the function."""
     registry = script_ops.FuncRegistry
     insert, call = registry.insert, registry.__call__
 
@@ -41,14 +41,14 @@ def name_python_functions() -> None:
 
 
 def own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a function of smdp's, which names what it calls itself."""
+    """Marks a function of smdp, which names its own calls."""
     setattr(function, _OWN, True)
     return function
 
 
 def _name_of(function: Any) -> str:
-    """Returns where it is in the program, and in a graph of TensorFlow 1 also its number there."""
-    inner = getattr(function, "_func", function)  # of tf.py_function
+    """Returns where a function is defined, and in a TensorFlow 1 graph also its number in the graph."""
+    inner = getattr(function, "_func", function)  # the wrapper of tf.py_function
     if getattr(inner, _OWN, False):
         return ""
     while hasattr(inner, "__wrapped__"):

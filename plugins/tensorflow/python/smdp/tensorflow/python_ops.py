@@ -1,9 +1,9 @@
-"""The ops without the op library, as calls back into Python: for a TensorFlow that does not take it.
+"""The ops as calls into Python, for a TensorFlow that cannot load the op library.
 
-They have the library's names and arguments. All gradients of a step go through one call after backward, so
-nothing overlaps it, and a function with them cannot be saved. In a graph of TensorFlow 1 their names are
-compared, but do not pair them: each takes one of TensorFlow's few threads while it waits, so the program has
-to order them with control dependencies.
+They have the names and arguments of the library's ops. All gradients of a step go through one call after
+backward, so communication does not overlap backward. A function with these ops cannot be saved. In a graph of
+TensorFlow 1, ranks compare names but do not match ops by them: a waiting op blocks one of TensorFlow's few
+threads, so the program must order the ops with control dependencies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class _Op:
-    """What the gradient functions ask of a tf.Operation."""
+    """The part of tf.Operation that gradient functions use."""
 
     inputs: Sequence[Any]
     outputs: Sequence[Any]
@@ -43,14 +43,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def in_python(function: _Function) -> _Function:
-    """Marks what takes its name among its arguments, not from the node."""
+    """Marks an op that takes its name as an argument and not from the node."""
     function.is_in_python = True  # type: ignore[attr-defined]
     return function
 
 
 @in_python
 def smdp_allreduce(tensor: Any, token: Any, group: int, op: int, known_as: str = "") -> Any:
-    """As the op SmdpAllreduce."""
+    """Does the work of the op SmdpAllreduce."""
 
     def run(value: Array) -> Array:
         return _reduced(by_id(group), value, op)
@@ -64,7 +64,7 @@ def smdp_allreduce(tensor: Any, token: Any, group: int, op: int, known_as: str =
 def smdp_broadcast(
     tensor: Any, token: Any, group: int, root: int, label: str = "", known_as: str = ""
 ) -> Any:
-    """As the op SmdpBroadcast, but that errors do not have the label."""
+    """Does the work of the op SmdpBroadcast; errors do not contain the label."""
 
     def run(value: Array) -> Array:
         return by_id(group).broadcast(_copy(value), root)  # type: ignore[no-any-return]
@@ -81,7 +81,7 @@ def smdp_broadcast(
 
 @in_python
 def smdp_allgather(tensor: Any, token: Any, group: int, known_as: str = "") -> Any:
-    """As the op SmdpAllgather."""
+    """Does the work of the op SmdpAllgather."""
 
     def run(value: Array) -> Array:
         members = by_id(group)
@@ -95,7 +95,7 @@ def smdp_allgather(tensor: Any, token: Any, group: int, known_as: str = "") -> A
 
 @in_python
 def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, known_as: str = "") -> Any:
-    """As the op SmdpAlltoall."""
+    """Does the work of the op SmdpAlltoall."""
 
     def run(value: Array, given: Array) -> tuple[Array, Array]:
         members = by_id(group)
@@ -106,18 +106,19 @@ def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, known_as: st
         if sent.size != members.size or (sent < 0).any() or sent.sum() != rows:
             raise ValueError(
                 f"[smdp] alltoall of {rows} rows between {members.size} ranks got the splits"
-                f" {given.tolist()}; needed: one per rank, none negative, that add up to the rows; or none,"
-                " and rows that divide."
+                f" {given.tolist()}; expected one split per rank, none negative, that add up to the number"
+                " of rows. Without splits, the rows must divide evenly among the ranks."
             )
-        # With how many rows go what they look like: the core compares blocks only where all are alike.
+        # Ranks exchange the shape of a row with the counts, because the core compares only blocks of equal
+        # size.
         own = np.array(value.shape[1:], np.int64)
         told = members.all_to_all(np.column_stack([sent, np.tile(own, (members.size, 1))]).astype(np.int64))
         for sender, row in enumerate(told[:, 1:]):
             if (row != own).any():
                 raise smdp.MismatchError(
-                    f"[smdp] rank {members.rank} of {members.size}: alltoall got rows of {own.tolist()}, and"
-                    f" rank {sender} sends rows of {row.tolist()}. All dimensions but the first must be the"
-                    " same on all ranks."
+                    f"[smdp] rank {members.rank} of {members.size}: alltoall got rows of {own.tolist()}, but"
+                    f" rank {sender} sends rows of {row.tolist()}. All dimensions except the first must be"
+                    " the same on all ranks."
                 )
         received = told[:, 0]
         out = np.empty((int(received.sum()), *value.shape[1:]), value.dtype)
@@ -137,7 +138,7 @@ def smdp_alltoall(tensor: Any, splits: Any, token: Any, group: int, known_as: st
 
 @in_python
 def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, known_as: str = "") -> Any:
-    """As the op SmdpReducescatter."""
+    """Does the work of the op SmdpReducescatter."""
 
     def run(value: Array) -> Array:
         members = by_id(group)
@@ -153,7 +154,7 @@ def smdp_reducescatter(tensor: Any, token: Any, group: int, op: int, known_as: s
 
 @in_python
 def smdp_barrier(token: Any, group: int, known_as: str = "") -> Any:
-    """As the op SmdpBarrier."""
+    """Does the work of the op SmdpBarrier."""
 
     def run() -> Array:
         by_id(group).barrier()
@@ -166,7 +167,7 @@ def smdp_barrier(token: Any, group: int, known_as: str = "") -> Any:
 def reduce_gradients(
     core: Callable[[], _core.GradientReducer], token: Any, indices: Sequence[int], gradients: Sequence[Any]
 ) -> list[Any]:
-    """The means of all gradients of a step, given with their places in the list of the reducer ``core()``."""
+    """Returns the means of a step's gradients, whose positions in the reducer's list are ``indices``."""
 
     def run(*values: Array) -> list[Array]:
         reducer = core()
@@ -192,7 +193,10 @@ def _call(
     shapes: Sequence[Any],
     more: Sequence[Any] = (),
 ) -> Any:
-    """`run` on NumPy arrays, with the gradients of the op. The first output has the first input's dtype."""
+    """Calls `run` on NumPy arrays as an op with its gradient.
+
+    The dtype of the first output is that of the first input.
+    """
     dtypes = [inputs[0].dtype, *more]
 
     @tf.custom_gradient
@@ -211,7 +215,7 @@ def _call(
 
 
 def _in_order(run: Callable[..., Any], token: Any, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-    """`run` as an op, in the order of the program: TensorFlow orders writes to the token in all calls."""
+    """Calls `run` as an op in the order of the program, which TensorFlow keeps for writes to the token."""
     if tf.executing_eagerly():
         arrays = tf.nest.flatten(run(*(np.asarray(tensor.numpy()) for tensor in inputs)))
         return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
@@ -248,5 +252,5 @@ def _rows(value: Array, what: str) -> int:
 
 
 def _parts(array: Array, rows: Array) -> list[Array]:
-    """Views of consecutive rows."""
+    """Returns views of consecutive rows."""
     return np.split(array, np.cumsum(rows)[:-1])

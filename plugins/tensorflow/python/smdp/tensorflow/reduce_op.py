@@ -1,4 +1,4 @@
-"""How values of several ranks become one."""
+"""Reduction operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ReduceOp(IntEnum):
-    """What a reduction does, numbered as in the C++ header smdp/dtype.h."""
+    """The operation of a reduction. The numbers are those of the C++ header smdp/dtype.h."""
 
     SUM = 0
     AVERAGE = 1
@@ -17,10 +17,10 @@ class ReduceOp(IntEnum):
 
 
 def reduce_op(value: Any) -> ReduceOp:
-    """A ReduceOp from what users pass; None means AVERAGE.
+    """Returns the ReduceOp for a user's value; None means AVERAGE.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a reduction operation.
     """
     if value is None:
         return ReduceOp.AVERAGE

@@ -1,4 +1,4 @@
-"""Batch normalization over the global batch."""
+"""Batch normalization over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from smdp.tensorflow.reduce_op import ReduceOp
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras 3's BatchNormalization with mean and variance over the batches of all ranks.
 
-    It has the same variables, so weights can be loaded into a plain BatchNormalization. All ranks must run
-    the layer equally often while training.
+    It has the same variables, so its weights can be loaded into a plain BatchNormalization. All ranks must
+    run the layer the same number of times in training.
 
     Args:
-        arguments: Those of keras.layers.BatchNormalization.
-        group: Default: all ranks. Not part of the layer's config.
-        process_set: Another name for group.
+        arguments: Arguments of keras.layers.BatchNormalization.
+        group: The ranks that take part; all by default. It is not part of the layer's config.
+        process_set: Another name for ``group``.
         fused: Not used.
-        options: Those of keras.layers.BatchNormalization.
+        options: Options of keras.layers.BatchNormalization.
 
     Raises:
         TypeError: tf.keras is Keras 2.
-        ValueError: Keras has another backend; or, when it is called, a strategy of TensorFlow has several
-            replicas in this rank.
+        ValueError: Keras uses another backend. The layer's call raises it if a tf.distribute strategy has
+            several replicas in this rank.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         if replicas > 1:
             raise ValueError(
                 f"[smdp] rank {group.rank} of {group.size}: SyncBatchNormalization is in a strategy of"
-                f" {replicas} replicas, and would normalize over one of each rank. Start one rank for each"
-                " device, without a strategy, or use keras.layers.BatchNormalization(synchronized=True),"
+                f" {replicas} replicas, but would normalize over only one replica per rank. Start one rank"
+                " per device, without a strategy, or use keras.layers.BatchNormalization(synchronized=True),"
                 " which normalizes over this rank's replicas."
             )
-        # In float32, as Keras does it: sums of squares lose too much in 16 bits.
+        # In float32, as in Keras: sums of squares lose too much precision in 16 bits.
         values = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
         weights = tf.ones_like(values)
         if mask is not None:
@@ -65,12 +65,12 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         mean = sums[1] / tf.maximum(sums[0], tf.keras.backend.epsilon())
         shape = [1 if axis in axes else size for axis, size in enumerate(values.shape)]
         centered = values - tf.reshape(mean, shape)
-        # A second pass: the difference of two large sums of squares would cancel.
+        # A second pass, because subtracting two large sums of squares would lose precision.
         squares = reduce_tensor(tf.reduce_sum(centered * centered * weights, axes), ReduceOp.SUM, group)
         variance = squares / tf.maximum(sums[0], tf.keras.backend.epsilon())
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
 
-# A saved model names Keras' own layer, so that it loads where smdp is not installed.
+# A saved model names Keras's own layer, so that it can be loaded without smdp.
 SyncBatchNormalization.__name__ = "BatchNormalization"
 SyncBatchNormalization.__module__ = "keras.layers"

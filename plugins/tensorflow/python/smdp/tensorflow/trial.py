@@ -1,7 +1,8 @@
-"""Whether the op library works with a TensorFlow that nobody has tried.
+"""Tests whether the op library works with a TensorFlow release that has not been tested.
 
-How TensorFlow hands a kernel its callback is not part of its C API, so that only a run can tell; and where it
-is not as expected the process dies. Hence one of its own, alone in its world.
+The type of the callback that TensorFlow passes to a kernel is not part of its C API, so only a run can tell.
+If the type is not as expected, the process crashes, so the test runs in a separate process with its own
+world.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import subprocess
 import sys
 
 _TIMEOUT_S = 180
-# All else might make it a rank of a job.
+# Other variables might make the process a rank of a job.
 _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 def why_it_fails() -> str:
-    """Runs trial_program in a process of its own; returns how it ended, or nothing if it went well."""
+    """Runs trial_program in a separate process. Returns how it failed, or an empty string if it succeeded."""
     environ = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environ |= {
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -34,8 +35,8 @@ def why_it_fails() -> str:
             timeout=_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"tried in a process of its own, it did not come to its end: {error}"
+        return f"a test in a separate process did not finish: {error}"
     if done.returncode == 0:
         return ""
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return f"tried in a process of its own, it ended with exit code {done.returncode}: {last}"
+    return f"a test in a separate process ended with exit code {done.returncode}: {last}"

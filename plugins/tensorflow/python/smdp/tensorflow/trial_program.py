@@ -1,4 +1,4 @@
-"""What the process of trial.py runs."""
+"""The program that the process of trial.py runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import smdp.tensorflow as sdp
 
 
 def main() -> None:
-    """Uses every kind of op: with a callback, with a forwarded input, in a graph, and gradients of a tape."""
+    """Uses every kind of op: with a callback, a forwarded input, in a graph, and in a tape's gradient."""
     sdp.init()
     variable = tf.Variable([1.0, 2.0, 3.0])
     optimizer = tf.keras.optimizers.SGD(0.5)

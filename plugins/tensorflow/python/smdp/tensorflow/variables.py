@@ -1,4 +1,4 @@
-"""The same start on all ranks."""
+"""Broadcasts that give all ranks the same initial variables."""
 
 from __future__ import annotations
 
@@ -27,39 +27,40 @@ def broadcast_variables(
     *,
     group: Any = None,
 ) -> Any:
-    """Gives every variable the root's value.
+    """Sets every variable to the root's value.
 
-    Of a Keras 3 model give it ``model.weights``: ``model.variables`` has the seeds of its dropout layers,
-    too, which would then drop the same on all ranks.
+    For a Keras 3 model, pass ``model.weights``. ``model.variables`` also contains the seeds of its dropout
+    layers, which would then have the same masks on all ranks.
 
     Args:
-        variables: The same shapes and dtypes in the same order on all ranks.
-        root_rank: Whose values; the same on all ranks.
-        process_set: Another name for group.
+        variables: The variables, with the same shapes and dtypes in the same order on all ranks.
+        root_rank: The rank whose values are sent; the same on all ranks.
+        process_set: Another name for ``group``.
         inplace: Not used.
-        group: Default: all ranks.
+        group: The ranks that take part; all by default.
 
     Returns:
-        None; in a graph of TensorFlow 1 the operation that does it, which a session must run.
+        None. In a graph of TensorFlow 1, the operation that sets the variables, which a session must run.
 
     Raises:
-        TypeError: A variable cannot be sent, or is none, or root_rank is not an integer.
-        ValueError: There is no such rank.
-        MismatchError: In eager code, on all ranks, before anything is sent: the lists or the roots differ.
-        tf.errors.InvalidArgumentError: In a graph, on all ranks: the lists' lengths differ.
+        TypeError: An entry is not a variable or has an unsupported dtype, or root_rank is not an integer.
+        ValueError: The group does not have the rank root_rank.
+        MismatchError: In eager code, the lists or the roots differ. It is raised on all ranks, before
+            anything is sent.
+        tf.errors.InvalidArgumentError: In a graph, the lists differ in length. It is raised on all ranks.
 
     Warns:
-        RuntimeWarning: The list is empty, as that of a model or an optimizer is that is not built.
+        RuntimeWarning: The list is empty, like that of a model or an optimizer that is not built.
     """
     members = group_of(group, process_set)
     root = root_of("broadcast_variables", root_rank, members)
-    variables = list_of("broadcast_variables", variables, "Give it model.weights.")
+    variables = list_of("broadcast_variables", variables, "Pass model.weights.")
     for index, variable in enumerate(variables):
         if not hasattr(variable, "assign"):
             raise TypeError(
                 f"[smdp] rank {members.rank}: broadcast_variables() takes a list of variables; number {index}"
-                f" is {type(variable).__name__}. Give it model.weights, or the values of a dict; what is no"
-                " variable has smdp.tensorflow.broadcast()."
+                f" is {type(variable).__name__}. Pass model.weights, or the values of a dict; for"
+                " tensors, use smdp.tensorflow.broadcast()."
             )
     if not variables:
         warnings.warn(
@@ -75,7 +76,7 @@ def broadcast_variables(
         before = [check_same_length("broadcast_variables", "variable", variables, members, _CURE)]
     assigned = []
     for index, variable in enumerate(variables):
-        # In a graph of TensorFlow 1 calls into Python have no order but this.
+        # In a graph of TensorFlow 1, only this orders calls into Python.
         with tf.control_dependencies(before):
             value = tensor_of(variable, "broadcast_variables")
             label = f"variable {name_of(variable)!r}"

@@ -1,4 +1,4 @@
-"""Leaving the world."""
+"""Shutdown of the world."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from smdp.tensorflow.groups import forget_groups
 
 
 def shutdown() -> None:
-    """Leaves the world and closes what tapes and optimizers made. Safe to call twice, or without init()."""
+    """Leaves the world and closes the reducers of tapes and optimizers.
+
+    It may be called twice, or without init().
+    """
     forget_all()
     forget_groups()
     smdp.shutdown()

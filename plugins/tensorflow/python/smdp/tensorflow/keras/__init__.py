@@ -1,4 +1,4 @@
-"""What Horovod and SMDDP have under ``tensorflow.keras``."""
+"""The names that Horovod and SMDDP have under ``tensorflow.keras``."""
 
 from __future__ import annotations
 

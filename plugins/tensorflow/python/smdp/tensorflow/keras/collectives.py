@@ -1,4 +1,4 @@
-"""Collectives by the arguments that they have in `horovod.tensorflow.keras`: a value, and a name second."""
+"""Collectives with the arguments of `horovod.tensorflow.keras`: first a value, then a name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def allreduce(
     group: Any = None,
     process_set: Any = None,
 ) -> Any:
-    """Reduces a value over all ranks, by default to its mean; arguments as of smdp.tensorflow.allreduce."""
+    """Reduces a value over all ranks, by default to its mean; arguments as in smdp.tensorflow.allreduce."""
     return sdp.allreduce(
         tensor=value,
         name=name,
@@ -34,14 +34,14 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None, *, group: Any = None, process_set: Any = None) -> Any:
-    """Joins all ranks' values along the first dimension."""
+    """Returns the values of all ranks concatenated along the first dimension."""
     return sdp.allgather(value, name, group=group, process_set=process_set)
 
 
 def broadcast(
     value: Any, root_rank: int, name: str | None = None, *, group: Any = None, process_set: Any = None
 ) -> Any:
-    """The root's value, on every rank."""
+    """Returns the root's value on every rank."""
     return sdp.broadcast(value, root_rank, name, group=group, process_set=process_set)
 
 
@@ -53,5 +53,5 @@ def reducescatter(
     group: Any = None,
     process_set: Any = None,
 ) -> Any:
-    """This rank's rows of the mean, or of what ``op`` makes."""
+    """Returns this rank's rows of the mean, or of the reduction ``op``, over all ranks."""
     return sdp.reducescatter(value, name=name, op=op, group=group, process_set=process_set)

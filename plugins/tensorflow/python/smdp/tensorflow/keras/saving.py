@@ -1,4 +1,4 @@
-"""Models that were saved, to be trained on."""
+"""Loading of saved models to continue training."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def load_model(
     compression: Any = sdp.Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Loads a Keras 3 model and makes its optimizer, if it was saved with one, apply all ranks' gradients.
+    """Loads a Keras 3 model and makes its optimizer, if it was saved with one, average gradients.
 
     Args:
-        filepath: What Keras' load_model takes.
-        custom_optimizers: Classes of optimizers that Keras does not know.
-        custom_objects: Other classes and functions by name; those go before the optimizers.
-        compression: What float32 gradients travel as between hosts.
-        legacy_opts: Not used; any optimizer of Keras is loaded.
+        filepath: Path for Keras's load_model().
+        custom_optimizers: Optimizer classes that are not part of Keras.
+        custom_objects: Other classes and functions by name. They take precedence over custom_optimizers.
+        compression: Format in which float32 gradients are sent between hosts; see DistributedGradientTape.
+        legacy_opts: Not used; any Keras optimizer is loaded.
 
     Raises:
         TypeError: tf.keras is Keras 2.

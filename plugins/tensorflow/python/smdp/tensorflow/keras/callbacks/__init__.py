@@ -20,7 +20,7 @@ __all__ = [
     "MetricAverageCallback",
 ]
 
-# They show the name under which users import them.
+# Shows the module from which users import them.
 for _callback in (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,

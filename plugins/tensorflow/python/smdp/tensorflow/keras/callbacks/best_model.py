@@ -1,4 +1,4 @@
-"""The best model so far, saved by one rank."""
+"""A callback that saves the best model on one rank."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from smdp.tensorflow.library import is_keras_3
 
 
 class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Keras' ModelCheckpoint of the best model so far, on rank 0. Put it after MetricAverageCallback.
+    """Saves the best model so far on rank 0, as Keras's ModelCheckpoint does.
+
+    Put it after MetricAverageCallback in the list of callbacks.
 
     Args:
-        filepath: Ends in .keras or .h5. Anything else is taken for the metric, which comes first in Horovod.
-        monitor: The metric.
-        group: Default: all ranks.
-        save_best_only: True; there for scripts that say so.
-        options: Those of keras.callbacks.ModelCheckpoint.
+        filepath: Path that ends in .keras or .h5. Other text is taken as ``monitor``, which is Horovod's
+            first argument.
+        monitor: Name of the metric.
+        group: The ranks that train the model; all by default.
+        save_best_only: Must be True; accepted for scripts that pass it.
+        options: Options of keras.callbacks.ModelCheckpoint.
 
     Raises:
-        ValueError: The first argument is a path without such an end, or save_best_only is not True.
+        ValueError: The first argument is a path with another ending, or save_best_only is not True.
     """
 
     def __init__(
@@ -39,14 +42,14 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
         check_path("BestModelCheckpoint", filepath)
         if save_best_only is not True:
             raise ValueError(
-                f"[smdp] BestModelCheckpoint keeps the best model; save_best_only is {save_best_only!r}. For"
-                " all of them use keras.callbacks.ModelCheckpoint on rank 0."
+                f"[smdp] BestModelCheckpoint keeps the best model; save_best_only is {save_best_only!r}."
+                " To save all models, use keras.callbacks.ModelCheckpoint on rank 0."
             )
         if not str(filepath).endswith((".keras", ".h5")):
             if isinstance(filepath, Path) or os.sep in filepath:
                 raise ValueError(
-                    f"[smdp] BestModelCheckpoint got the path {str(filepath)!r}, and a model's file ends in"
-                    f" .keras or .h5. Say {str(filepath) + '.keras'!r}, or, if it is the metric,"
+                    f"[smdp] BestModelCheckpoint got the path {str(filepath)!r}, but a model's file must"
+                    f" end in .keras or .h5. Pass {str(filepath) + '.keras'!r} or, if it is the metric,"
                     f" monitor={str(filepath)!r}."
                 )
             filepath, monitor = "best.keras", str(filepath)
@@ -68,7 +71,7 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
 
 
 class _SavedByKeras2:
-    """A model: its callback hands the native format options, which that refuses."""
+    """Wraps a model of Keras 2, whose ModelCheckpoint passes options that the native format rejects."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

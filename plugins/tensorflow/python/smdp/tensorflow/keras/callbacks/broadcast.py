@@ -1,4 +1,4 @@
-"""All ranks start with the values of one."""
+"""A callback that starts all ranks with the same values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smdp.tensorflow.variables import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives model and optimizer the root's values after the first batch, once all variables are there."""
+    """Sends the root's model and optimizer to all ranks after the first batch, when all variables exist."""
 
     def __init__(
         self, root_rank: int = 0, device: str = "", local_variables: Any = None, *, group: Any = None
@@ -23,19 +23,19 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         super().__init__()
         if local_variables:
             raise ValueError(
-                "[smdp] BroadcastGlobalVariablesCallback got local_variables; all variables are given to all"
-                " ranks. Leave them out."
+                "[smdp] BroadcastGlobalVariablesCallback got local_variables, but it sends all variables to"
+                " all ranks. Remove the argument."
             )
         self._root = root_rank
         self._group = group
         self._is_done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks the root, warns of an optimizer that is not distributed, and leaves out XLA.
+        """Checks the root, warns about an optimizer that is not distributed, and turns XLA off.
 
         Raises:
             TypeError: root_rank is not an integer.
-            ValueError: There is no such rank.
+            ValueError: The group does not have the rank root_rank.
         """
         members = group_of(self._group)
         root_of("BroadcastGlobalVariablesCallback", self._root, members)

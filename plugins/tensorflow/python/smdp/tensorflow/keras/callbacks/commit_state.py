@@ -1,4 +1,4 @@
-"""The state of training after every epoch, from which a restarted job goes on."""
+"""A callback that saves the state of training, so that a restarted job can resume."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from smdp.tensorflow.variables import broadcast_variables
 
 
 class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves model and optimizer after every epoch on rank 0, and goes on from there after a restart.
+    """Saves the model and optimizer on rank 0 after every epoch, to resume after a restart.
 
-    All ranks need it, as rank 0 saves what each of them draws dropout from. Give
-    ``initial_epoch=callback.restore(model)`` to fit(): all ranks then start with the newest checkpoint's
-    values, or with rank 0's if there is none. Once a rank got SIGTERM, it saves after the same batch of all,
-    and exits with code 75 to ask for a restart; ``initial_batch`` then says how much of the epoch was done.
+    All ranks need this callback, because rank 0 also saves the dropout seeds of every rank. Pass
+    ``initial_epoch=callback.restore(model)`` to fit(). All ranks then start with the newest checkpoint, or
+    with rank 0's values if there is none. After a rank receives SIGTERM, all ranks finish the same batch,
+    rank 0 saves, and all exit with code 75 to ask for a restart. ``initial_batch`` then is the number of
+    batches of the epoch that were done.
 
     Args:
-        directory: Where rank 0 keeps checkpoints (tf.train.Checkpoint).
-        max_to_keep: How many; None: all.
-        group: Default: all ranks.
-        preemption: Whether it acts on SIGTERM; it never does for a group that is not all ranks.
+        directory: Folder in which rank 0 keeps checkpoints (tf.train.Checkpoint).
+        max_to_keep: Number of checkpoints to keep; None keeps all.
+        group: The ranks that train the model; all by default.
+        preemption: Whether to save on SIGTERM. It has no effect if the group does not contain all ranks.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._writer: tf.train.CheckpointManager | None = None
         self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._batch = tf.Variable(0, dtype=tf.int64, trainable=False)
-        # By rank and place in the model; a checkpoint may have others.
+        # By rank and position in the model. A checkpoint may have more ranks.
         self._seeds = tf.Variable(tf.zeros([0, 0, 0], tf.int64), trainable=False, shape=tf.TensorShape(None))
         self._running_epoch = 0
         self._initial_batch = 0
 
     @property
     def initial_batch(self) -> int:
-        """Batches of the epoch to begin with that were done before; 0 once fit() has finished that epoch."""
+        """Number of batches of the first epoch that were done before the restart; 0 after that epoch."""
         return self._initial_batch
 
     def _checkpoints(self, model: Any) -> tf.train.CheckpointManager:
@@ -78,7 +79,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return self._writer
 
     def restore(self, model: Any) -> int:
-        """Loads the newest checkpoint on rank 0, gives it to all, and returns the epoch to begin with.
+        """Loads the newest checkpoint on rank 0, sends it to all ranks, and returns the epoch to resume at.
 
         Raises:
             ValueError: The model has no variables yet, or no optimizer.
@@ -92,7 +93,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
         if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy of Keras 2
             optimizer._create_all_weights(model.trainable_variables)
-        elif not getattr(optimizer, "built", False):  # Keras 2 asks itself
+        elif not getattr(optimizer, "built", False):  # Keras 2 builds it itself
             optimizer.build(model.trainable_variables)
         if self._members.rank == 0:
             checkpoints = self._checkpoints(model)
@@ -103,14 +104,14 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         own = (int(self._epoch.numpy()), int(self._batch.numpy()), self._seeds.numpy())
         epoch, self._initial_batch, saved = broadcast_object(own, 0, group=self._members)
         seeds = seeds_of(model)
-        # A rank that was not there has none, and keeps its own.
+        # A rank that the saved job did not have keeps its own seeds.
         if self._members.rank < len(saved) and saved.shape[1] == len(seeds):
             for seed, value in zip(seeds, saved[self._members.rank], strict=True):
                 seed.assign(tf.cast(value, seed.dtype))
         return int(epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Watches SIGTERM, and warns of an optimizer that is not distributed."""
+        """Starts to watch for SIGTERM, and warns about an optimizer that is not distributed."""
         warn_of_training_apart(self.model, self._members)
         if not self._is_watching:
             return
@@ -126,11 +127,11 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remembers which it is."""
+        """Stores the number of the epoch."""
         self._running_epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commits and exits, if a rank was told to."""
+        """Saves and exits if a rank has received SIGTERM."""
         if not self._is_watching or not smdp.preempted():
             return
         if batch + 1 == self.params.get("steps"):

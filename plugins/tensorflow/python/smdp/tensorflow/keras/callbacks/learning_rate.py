@@ -1,4 +1,4 @@
-"""Learning rates that follow the epoch, and their warm-up to the number of ranks."""
+"""Callbacks that set the learning rate by epoch, and warm it up for several ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
 
     Args:
         initial_lr: The learning rate that is multiplied.
-        multiplier: A number or a function of the epoch.
-        start_epoch: First epoch it works in.
-        end_epoch: First epoch it does not work in any more.
-        staircase: Change at the start of epochs only; otherwise every batch, with fractions of epochs.
-        momentum_correction: Not used: Keras 3 makes the momentum a constant of the traced step.
-        steps_per_epoch: Batches of an epoch; taken from fit() where it knows.
+        multiplier: A number, or a function of the epoch that returns one.
+        start_epoch: The first epoch in which the callback sets the rate.
+        end_epoch: The first epoch in which it no longer does; None means never.
+        staircase: Whether the rate changes only at the start of epochs. Otherwise it changes with every
+            batch, and the epoch is a fraction.
+        momentum_correction: Not used, because in Keras 3 the momentum is a constant of the traced step.
+        steps_per_epoch: Number of batches per epoch. By default, fit() provides it if it is known.
 
     Raises:
         TypeError: An argument is not a number.
@@ -48,15 +49,15 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self._end = None if end_epoch is None else number("end_epoch", end_epoch)
         self._staircase = staircase
         self._steps = None if steps_per_epoch is None else number("steps_per_epoch", steps_per_epoch)
-        if self._steps is not None and not self._steps > 0:  # nan as well
+        if self._steps is not None and not self._steps > 0:  # also rejects nan
             raise ValueError(f"[smdp] steps_per_epoch is {steps_per_epoch}; it must be above 0.")
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds out how long an epoch is.
+        """Determines the number of batches per epoch.
 
         Raises:
-            ValueError: It is not known, and needed; or the optimizer follows a schedule of its own.
+            ValueError: The number is needed but not known, or the optimizer has its own schedule.
         """
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
@@ -64,28 +65,28 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         if is_schedule or (callable(rate) and not hasattr(rate, "assign")):
             raise ValueError(
                 f"[smdp] {type(self).__name__} sets the optimizer's learning rate, which follows"
-                f" {type(rate).__name__}. Give the optimizer a number, or leave out this callback."
+                f" {type(rate).__name__}. Pass the optimizer a number, or remove this callback."
             )
         if self._steps is None:
             self._steps = self.params.get("steps")
         if not self._staircase and not self._steps:
             raise ValueError(
-                f"[smdp] {type(self).__name__} changes the rate every batch, and fit() does not know how many"
-                " an epoch has: give it steps_per_epoch=..."
+                f"[smdp] {type(self).__name__} changes the rate with every batch, but fit() does not know"
+                " how many batches an epoch has. Pass steps_per_epoch=... to the callback."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Sets the rate of the epoch."""
+        """Sets the rate for the epoch."""
         self._epoch = epoch
         self._set(float(epoch))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the rate of the batch."""
+        """Sets the rate for the batch."""
         if not self._staircase and self._steps:
             self._set(self._epoch + batch / self._steps)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Shows the rate among the metrics."""
+        """Adds the rate to the metrics."""
         if logs is not None:
             logs["lr"] = float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
 
@@ -96,15 +97,15 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs.
+    """Increases the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs.
 
     Args:
-        initial_lr: The learning rate at the end, usually the one of one process times the number of ranks.
-        warmup_epochs: How long it takes.
+        initial_lr: The final learning rate, usually that of a single process times the number of ranks.
+        warmup_epochs: Number of epochs of the warm-up.
         momentum_correction: Not used.
-        steps_per_epoch: Batches of an epoch; taken from fit() where it knows.
-        verbose: 1: rank 0 says when it is over.
-        group: Default: all ranks.
+        steps_per_epoch: Number of batches per epoch. By default, fit() provides it if it is known.
+        verbose: If 1, rank 0 prints a line when the warm-up ends.
+        group: The ranks that train the model; all by default.
     """
 
     def __init__(
@@ -118,13 +119,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         group: Any = None,
     ) -> None:
         epochs = number("warmup_epochs", warmup_epochs)
-        if not 0 <= epochs < math.inf:  # nan as well
+        if not 0 <= epochs < math.inf:  # also rejects nan
             raise ValueError(f"[smdp] warmup_epochs is {epochs}; it must be at least 0, and finite.")
         self._members = group_of(group)
         size = self._members.size
 
         def multiplier(epoch: float) -> float:
-            # One batch further, so that the last one of the warm-up has the whole rate.
+            # One batch ahead, so that the last batch of the warm-up has the full rate.
             reached = min(1.0, (epoch + 1.0 / (self._steps or 1)) / epochs) if epochs else 1.0
             return (1.0 + reached * (size - 1)) / size
 
@@ -140,7 +141,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tells that the warm-up is over."""
+        """Prints a line when the warm-up ends."""
         super().on_epoch_end(epoch, logs)
         if self._end is not None and epoch == self._end - 1 and self._verbose and self._members.rank == 0:
             write_line(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial}.")

@@ -1,4 +1,4 @@
-"""Metrics of an epoch as their mean over all ranks."""
+"""A callback that averages the metrics of an epoch over all ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from smdp.tensorflow.objects import allgather_object
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """The metrics of an epoch become their mean over all ranks. Put it before callbacks that read them.
+    """Replaces the metrics of an epoch by their mean over all ranks.
+
+    Put it before callbacks that read the metrics.
 
     Raises:
-        MismatchError: At the end of an epoch: ranks have other metrics.
+        MismatchError: At the end of an epoch, the ranks have different metrics.
     """
 
     def __init__(self, device: str = "", *, group: Any = None) -> None:
@@ -27,11 +29,11 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._group = group
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Warns of an optimizer that is not distributed."""
+        """Warns about an optimizer that is not distributed."""
         warn_of_training_apart(self.model, group_of(self._group))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """All metrics in one message."""
+        """Averages all metrics with one message."""
         logs = {} if logs is None else logs
         names = sorted(name for name, value in logs.items() if _is_number(value))
         members = group_of(self._group)
@@ -39,8 +41,8 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             if theirs != names:
                 raise smdp.MismatchError(
                     f"[smdp] rank {members.rank} of {members.size}: MetricAverageCallback has the metrics"
-                    f" {', '.join(names) or 'none'}, and rank {rank} has {', '.join(theirs) or 'none'}."
-                    " Compile with the same metrics, and give validation data to all ranks or to none."
+                    f" {', '.join(names) or 'none'}, but rank {rank} has {', '.join(theirs) or 'none'}."
+                    " Compile with the same metrics, and pass validation data on all ranks or on none."
                 )
         if not names:
             return

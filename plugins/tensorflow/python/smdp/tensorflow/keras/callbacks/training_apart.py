@@ -1,4 +1,4 @@
-"""A warning where each rank would train a model of its own."""
+"""A warning if each rank would train a separate model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import smdp
 
 
 def warn_of_training_apart(model: Any, members: smdp.Group) -> None:
-    """Warns of an optimizer that applies this rank's gradients alone, as one of a loaded model does.
+    """Warns about an optimizer that applies only this rank's gradients, such as that of a loaded model.
 
-    A train_step of the user's own may reduce them itself.
+    There is no warning for a user's own train_step, which may reduce the gradients itself.
     """
     optimizer = getattr(model, "optimizer", None)
     if members.size == 1 or optimizer is None or hasattr(optimizer, "_smdp_reduction"):
@@ -23,9 +23,9 @@ def warn_of_training_apart(model: Any, members: smdp.Group) -> None:
             return
     warnings.warn(
         f"[smdp] rank {members.rank} of {members.size}: fit() has the optimizer {type(optimizer).__name__},"
-        " which is not distributed, so that each rank trains a model of its own. Before fit() call"
-        " smdp.tensorflow.DistributedOptimizer(model.optimizer), also after load_model(), or load by"
-        " smdp.tensorflow.keras.load_model(). With Keras 2 use DistributedGradientTape in a train_step.",
+        " which is not distributed, so each rank trains a separate model. Before fit(), call"
+        " smdp.tensorflow.DistributedOptimizer(model.optimizer), also after load_model(), or load the model"
+        " with smdp.tensorflow.keras.load_model(). With Keras 2, use DistributedGradientTape in train_step.",
         RuntimeWarning,
-        stacklevel=1,  # one place, so Python shows it once, whichever callbacks there are
+        stacklevel=1,  # a fixed place, so Python shows the warning once for all callbacks
     )

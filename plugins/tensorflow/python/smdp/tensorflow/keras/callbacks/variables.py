@@ -1,4 +1,4 @@
-"""The variables of models and optimizers, with those that ranks share told from their own seeds."""
+"""The variables of models and optimizers: those that all ranks share, and the seeds of each rank."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """Returns all variables of an optimizer; Keras 2 has a method for it."""
+    """Returns all variables of an optimizer, for which Keras 2 has a method."""
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
 def shared_variables(model: Any) -> list[Any]:
-    """Returns the variables of a model that all ranks have alike."""
+    """Returns the variables of a model that are the same on all ranks."""
     return [one for one in model.variables if not _is_seed(one)]
 
 
 def seeds_of(model: Any) -> list[Any]:
-    """Returns the variables of a model that each rank draws random numbers from."""
+    """Returns the variables of a model from which each rank draws random numbers."""
     return [one for one in model.variables if _is_seed(one)]
 
 
 def _is_seed(variable: Any) -> bool:
-    """Returns whether Keras 3 draws dropout from it: all ranks would have the same masks, were it shared."""
+    """Returns whether a variable is a seed of Keras 3. If it were shared, dropout masks would be the same."""
     return getattr(variable, "name", "") == "seed_generator_state"
