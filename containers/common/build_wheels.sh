@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The builder stage: compile what has no wheel, so that the final stages need no compiler. The wheels lie in /wheels.
+# The builder stage: compiles packages that have no wheel, so that the final stages need no compiler. The wheels are
+# written to /wheels.
 #
-#   build_wheels.sh WHAT...      as for `pip wheel`: a source tree, or -r FILE
+#   build_wheels.sh WHAT...      a source tree or -r FILE, as for `pip wheel`
 set -euo pipefail
 here=$(dirname "$0")
 # shellcheck source-path=SCRIPTDIR source=say.sh
@@ -12,6 +13,6 @@ here=$(dirname "$0")
 need_python headers
 need_compiler
 python3 -m venv /tmp/build
-# pip of Debian 12 would build what has no pyproject.toml by a wheel package that is not there.
+# Without --use-pep517, Debian 12's pip needs the package wheel to build a package without a pyproject.toml.
 /tmp/build/bin/pip wheel --use-pep517 --no-cache-dir --no-deps --wheel-dir /wheels "$@"
 rm -rf /tmp/build

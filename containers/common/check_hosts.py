@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Check that every host of an mpirun has an address before it starts; wait for those that have none yet.
+"""Waits until every host of an mpirun has an address, before mpirun starts.
 
     check_hosts.py mpirun ARGUMENT...
 
-The hosts are those of --hostfile, --machinefile, --host, or of the default hosts file that a parameter or a
-variable names. Containers of a job get their names one after the other, hence the wait. Then a host without
-an address is an error: exit code 78.
+The hosts are those of --hostfile, --machinefile or --host, or those of the default host file that a parameter
+or a variable names. The wait is needed because containers of a job get their names one after the other. If a
+host still has no address, the exit code is 78.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ WAIT_S = 60.0
 _FILE_OPTIONS = ("hostfile", "machinefile", "default-hostfile")
 _LIST_OPTIONS = ("host", "H")
 _DEFAULT = "default-hostfile"
-# Parameters of Open MPI 4 and 5 that say the same as --default-hostfile, and their variables.
+# Parameters of Open MPI 4 and 5 that are the same as --default-hostfile, and their variables.
 _PARAMETERS = {
     "orte_default_hostfile": "OMPI_MCA_orte_default_hostfile",
     "prte_default_hostfile": "PRTE_MCA_prte_default_hostfile",
 }
-# How many words follow an option of Open MPI 4 or 5: none of them is the program, even if one has its name.
+# The number of values of the options of Open MPI 4 or 5. A value is not the program, even if it has its name.
 _ONE_WORD = """
     H N c n np x am app add-host add-hostfile append-env app-pmix-prefix bind-to cartofile cf cpu-list cpu-set
     cpus-per-proc cpus-per-rank debugger default-hostfile display dvm-uri forward-signals gpu-support hnp host
@@ -41,39 +41,40 @@ _WORDS = {**dict.fromkeys(_ONE_WORD.split(), 1), **dict.fromkeys(_TWO_WORDS.spli
 
 
 class HostsError(Exception):
-    """What is wrong, where, and what to do."""
+    """An error in the list of hosts, with its place and what to do."""
 
 
 def hosts_of_file(path: str) -> list[tuple[str, str]]:
-    """Give the hosts of a hosts file of Open MPI's, each with the place where it stands.
+    """Returns the hosts of an Open MPI host file, each with its place in the file.
 
     Raises:
-        HostsError: The file cannot be read, or names no host.
+        HostsError: The file cannot be read, or lists no host.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise HostsError(f"the hosts file {path} cannot be read: {error}") from None
+        raise HostsError(f"the host file {path} cannot be read: {error}") from None
     found = []
     for number, line in enumerate(lines, 1):
         if words := line.partition("#")[0].split():
             found.append((words[0].rpartition("@")[2].strip("[]"), f"line {number} of {path}"))
     if not found:
         raise HostsError(
-            f"the hosts file {path} names no host, so there are no ranks: a line per host, `NAME slots=RANKS`"
+            f"the host file {path} lists no hosts, so there are no ranks: write one line per host,"
+            " `NAME slots=RANKS`"
         )
     return [host for host in found if _is_name(host[0])]
 
 
 def hosts_of(arguments: Sequence[str], environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Give the hosts of a command line of mpirun's, each with the place where it stands."""
+    """Returns the hosts of an mpirun command line, each with its place."""
     found: list[tuple[str, str]] = []
     has_option = False
     words = iter(arguments)
     for word in words:
         if not word.startswith("-"):
             if shutil.which(word):
-                break  # the program of the ranks: what follows is its own
+                break  # the program of the ranks; its own arguments follow
             continue
         name, has_value, value = word.partition("=")
         option = name.lstrip("-")
@@ -92,28 +93,28 @@ def hosts_of(arguments: Sequence[str], environ: Mapping[str, str]) -> list[tuple
             found += hosts_of_file(value)
     if not has_option:
         for variable in _PARAMETERS.values():
-            if environ.get(variable, "none") not in ("", "none"):  # Open MPI's own word for no file
+            if environ.get(variable, "none") not in ("", "none"):  # "none" is Open MPI's value for no file
                 found += hosts_of_file(environ[variable])
     return found
 
 
 def _without_slots(host: str) -> str:
-    """Give the name of an entry of --host: that of node:2, [fd00::1]:2 or fd00::1."""
+    """Returns the name in an entry of --host, such as node:2, [fd00::1]:2 or fd00::1."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host if host.count(":") > 1 else host.partition(":")[0]
 
 
 def _is_name(host: str) -> bool:
-    """Whether this is a host, and no rule of Open MPI's about others: +n0, ^node."""
+    """Returns whether this is a host and not a rule of Open MPI for other hosts, such as +n0 or ^node."""
     return not host.startswith(("+", "^"))
 
 
 def wait_for(hosts: Sequence[tuple[str, str]], wait_s: float = WAIT_S) -> None:
-    """Wait until every host has an address.
+    """Waits until every host has an address.
 
     Raises:
-        HostsError: Some had none within `wait_s` seconds.
+        HostsError: Some hosts have no address after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     missing = [host for host in hosts if not _has_address(host[0])]

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The final stage: install Python packages, from wheels only, so that no compiler is needed.
+"""The final stage: installs Python packages, only from wheels, so that no compiler is needed.
 
-    install_packages.py FOLDER [--cuda 0|1]     the image whose requirements.txt lies in FOLDER, and smdp
-    install_packages.py --file FILE             more, beside what is installed
+    install_packages.py FOLDER [--cuda 0|1]     installs FOLDER/requirements.txt and smdp
+    install_packages.py --file FILE             installs more packages into an image
 
-Packages go into /opt/smdp/venv; or, where the base image brings the framework (Amazon's and NVIDIA's do),
-beside that framework, which stays as it is. Run by the python3 of the base image.
+Packages are installed into /opt/smdp/venv. If the base image has the framework, as Amazon's and NVIDIA's
+images do, they are installed next to it, and the framework stays unchanged. The python3 of the base image
+runs this program.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ FRAMEWORKS = ("torch", "tensorflow", "tensorflow-cpu")
 
 
 class InstallError(Exception):
-    """What is wrong with the base image, the registry or an argument, and what to do."""
+    """A problem with the base image, the registry or an argument, and what to do."""
 
 
 def name_of(requirement: str) -> str:
-    """Give the normalised name of a requirement, such as "ml-dtypes" of "ml_dtypes==0.6; extra == 'x'"."""
+    """Returns the normalized name of a requirement: "ml-dtypes" for "ml_dtypes==0.6; extra == 'x'"."""
     match = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
     return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
 
 
 def read_requirements(path: Path) -> list[str]:
-    """Give the requirements of a file and of those it includes by -r."""
+    """Returns the requirements of a file and of the files that it includes with -r."""
     found: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         text = line.partition("#")[0].strip()
@@ -49,13 +50,13 @@ def read_requirements(path: Path) -> list[str]:
 
 
 def without(requirements: Iterable[str], present: Iterable[str]) -> list[str]:
-    """Give the requirements that are not among the names of `present`."""
+    """Returns the requirements whose names are not in `present`."""
     names = set(present)
     return [requirement for requirement in requirements if name_of(requirement) not in names]
 
 
 def installed(python: str) -> dict[str, str]:
-    """Give the packages of an interpreter, with their versions."""
+    """Returns the packages of an interpreter with their versions."""
     code = (
         "import importlib.metadata as m, json; "
         "print(json.dumps([[d.metadata['Name'], d.version] for d in m.distributions()]))"
@@ -65,9 +66,9 @@ def installed(python: str) -> dict[str, str]:
 
 
 def pins(present: Mapping[str, str]) -> list[str]:
-    """Give constraints that leave what is installed as it is.
+    """Returns constraints that keep the installed packages unchanged.
 
-    Versions that pip would not read are left out: packages of Debian's and Ubuntu's have some (1.1build1).
+    Versions that pip cannot parse are left out. Some packages of Debian and Ubuntu have them (1.1build1).
 
     Raises:
         InstallError: The base image has no pip.
@@ -76,7 +77,7 @@ def pins(present: Mapping[str, str]) -> list[str]:
         from pip._vendor.packaging.version import InvalidVersion, Version
     except ImportError:
         raise InstallError(
-            f"{sys.executable} of the base image has the framework, but no pip to install anything beside it:"
+            f"{sys.executable} of the base image has the framework, but no pip to install other packages:"
             " install pip there (python3 -m ensurepip)"
         ) from None
     found = []
@@ -90,13 +91,13 @@ def pins(present: Mapping[str, str]) -> list[str]:
 
 
 def conflicts(python: str) -> set[str]:
-    """Give what pip says of packages of an interpreter that do not fit each other, a line each."""
+    """Returns pip's messages about incompatible packages of an interpreter, one line each."""
     done = subprocess.run([python, "-m", "pip", "check"], check=False, stdout=subprocess.PIPE, text=True)
     return set(done.stdout.splitlines()) if done.returncode else set()
 
 
 def cuda_packages(report: object, framework: str) -> list[str]:
-    """Give the packages of CUDA that a framework needs, by pip's report of what it would install."""
+    """Returns the CUDA packages that a framework needs, from pip's report of what it would install."""
     assert isinstance(report, dict)
     for item in report["install"]:
         metadata = item["metadata"]
@@ -107,26 +108,26 @@ def cuda_packages(report: object, framework: str) -> list[str]:
 
 
 def check_build(found: Sequence[str], requirement: str, cuda: bool) -> None:
-    """Refuse a build of a framework for CUDA that was not asked for: gigabytes; and one without that was.
+    """Checks that a framework's build is for CUDA, which takes gigabytes, if and only if that was asked for.
 
     Raises:
-        InstallError: It is not the one asked for.
+        InstallError: It is the other build.
     """
     if found and not cuda:
         raise InstallError(
-            f"pip would take a build of {requirement} for CUDA, gigabytes in {len(found)} packages "
-            f"({', '.join(found[:3])}, ...), but CUDA=0: give PIP_EXTRA_INDEX_URL=ADDRESS, the index of "
-            "builds for CPUs that the framework's install page names, or CUDA=1"
+            f"pip would install a build of {requirement} for CUDA, gigabytes in {len(found)} packages "
+            f"({', '.join(found[:3])}, ...), but CUDA=0: set PIP_EXTRA_INDEX_URL=ADDRESS to the index of "
+            "CPU builds that the framework's install page names, or set CUDA=1"
         )
     if cuda and not found:
         raise InstallError(
-            f"pip would take a build of {requirement} without CUDA, but CUDA=1: leave out the index of "
-            "builds for CPUs (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), or give the index of builds for your CUDA"
+            f"pip would install a build of {requirement} without CUDA, but CUDA=1: remove the index of CPU "
+            "builds (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), or set the index of builds for your CUDA version"
         )
 
 
 def pip(python: str, *words: str | Path) -> None:
-    """Run pip of an interpreter."""
+    """Runs pip install with an interpreter."""
     command = [python, "-m", "pip", "install", "--no-cache-dir", *map(str, words)]
     print("[smdp]", *command, flush=True)
     if subprocess.run(command, check=False).returncode:
@@ -134,7 +135,7 @@ def pip(python: str, *words: str | Path) -> None:
 
 
 def look_before(python: str, requirement: str, cuda: bool) -> None:
-    """Ask pip which build of a framework it would take; an index with metadata sends no more than that."""
+    """Checks which build of a framework pip would install. Most indexes send only metadata for this."""
     command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed"]
     done = subprocess.run(
         [*command, "--no-cache-dir", "--only-binary=:all:", "--report=-", requirement],
@@ -144,19 +145,19 @@ def look_before(python: str, requirement: str, cuda: bool) -> None:
     )
     if done.returncode:
         raise InstallError(
-            f"pip finds no wheel of {requirement} for Python {platform.python_version()}, see above"
+            f"pip found no wheel of {requirement} for Python {platform.python_version()}, see above"
         )
     check_build(cuda_packages(json.loads(done.stdout), name_of(requirement)), requirement, cuda)
 
 
 def requirements_of(folder: Path, cuda: bool) -> list[str]:
-    """Give what the image in `folder` is made for."""
+    """Returns the requirements of the image in `folder`."""
     file = folder / "requirements-cuda.txt"
     return read_requirements(file if cuda and file.exists() else folder / "requirements.txt")
 
 
 def install_image(folder: Path, cuda: bool) -> None:
-    """Install smdp and what the image in `folder` is made for."""
+    """Installs smdp and the requirements of the image in `folder`."""
     requirements = requirements_of(folder, cuda)
     constraints = read_requirements(HERE / "constraints.txt")
     present = installed("python3")
@@ -164,16 +165,16 @@ def install_image(folder: Path, cuda: bool) -> None:
     if kept := [
         f"{name} {present[name]}" for name in FRAMEWORKS if name in present and _is_wanted(name, requirements)
     ]:
-        # What the framework was built with stays too: another NumPy could be another ABI.
-        print(f"[smdp] the base image has {kept[0]}: kept, and packages are installed beside it", flush=True)
-        if present.pop("smdp", None):  # another build of it may have the same version, and would stay
+        # The framework's dependencies also stay: another version of NumPy could have another ABI.
+        print(f"[smdp] the base image has {kept[0]}: it is kept, packages go next to it", flush=True)
+        if present.pop("smdp", None):  # another build with the same version would not be replaced
             subprocess.run([python, "-m", "pip", "uninstall", "--yes", "smdp"], check=True)
         requirements = without(requirements, [*present, *FRAMEWORKS])
         constraints = without(constraints, present) + pins(present)
     else:
         subprocess.run(["python3", "-m", "venv", str(VENV)], check=True)
         python = str(VENV / "bin" / "python")
-        # First: that of Ubuntu 22.04 does not know what is asked of it below.
+        # First, because Ubuntu 22.04's pip does not support the options below.
         pip(python, "-c", HERE / "constraints.txt", "--upgrade", "pip", "setuptools")
         for requirement in requirements:
             if name_of(requirement) == "torch":
@@ -182,7 +183,7 @@ def install_image(folder: Path, cuda: bool) -> None:
 
 
 def _is_wanted(framework: str, requirements: Iterable[str]) -> bool:
-    """Whether the framework, or its other build, is among what the image is made for."""
+    """Returns whether the framework, or another build of it, is in the requirements of the image."""
     return any(
         name_of(requirement).partition("-")[0] == framework.partition("-")[0] for requirement in requirements
     )
@@ -191,15 +192,19 @@ def _is_wanted(framework: str, requirements: Iterable[str]) -> bool:
 def _install(python: str, requirements: Sequence[str], constraints: Sequence[str]) -> None:
     lock = Path("/tmp/constraints.txt")
     lock.write_text("\n".join(constraints), encoding="utf-8")
-    before = conflicts(python)  # what a base brings along is not ours to judge
+    before = conflicts(python)  # conflicts of the base image itself are ignored
     pip(python, "--only-binary=:all:", "--find-links", WHEELS, "-c", lock, *requirements)
     lock.unlink()
     if new := sorted(conflicts(python) - before):
-        raise InstallError(f"packages of the image do not fit each other: {'; '.join(new)}")
+        raise InstallError(f"packages of the image are incompatible: {'; '.join(new)}")
 
 
 def check_framework(folder: Path) -> None:
-    """Raises InstallError where there is no image of that name."""
+    """Checks that an image with this name exists.
+
+    Raises:
+        InstallError: It does not.
+    """
     if (folder / "requirements.txt").is_file():
         return
     known = sorted(path.parent.name for path in folder.parent.glob("*/requirements.txt"))
@@ -207,13 +212,13 @@ def check_framework(folder: Path) -> None:
 
 
 def main() -> None:
-    """Install as the command line says; a message and exit code 78 when it cannot be done."""
+    """Runs the command line. If it fails, prints a message and exits with code 78."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--cuda", default="0")
     parser.add_argument("--file", type=Path)
     options = parser.parse_args()
-    # The system's Python of an image with the framework is ours to add to.
+    # In an image with the framework, packages are added to the system's Python.
     os.environ["PIP_BREAK_SYSTEM_PACKAGES"] = "1"
     os.environ["PIP_ROOT_USER_ACTION"] = "ignore"
     try:

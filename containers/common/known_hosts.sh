@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What ssh asks for the keys of hosts: every container of a job has the job's key.
+# Prints the known host keys for ssh. Every container of a job has the job's key.
 for public in "$HOME"/.ssh/id_*.pub; do
   [[ ! -r $public ]] || printf '* %s\n' "$(cut -d' ' -f1,2 "$public")"
 done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Print the path of the job's private key; make one if none was mounted.
+# Prints the path of the job's private key, and creates a key if none is mounted.
 #
-# The one key of a job is what its containers show each other, as hosts and as users. On SageMaker it may come as an
-# input channel named ssh.
+# All containers of a job use the same key, as host key and as user key. On SageMaker, it may come from an input channel
+# named ssh.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=say.sh
 . "$(dirname "$0")/say.sh"
@@ -10,7 +10,7 @@ set -euo pipefail
 directory=$HOME/.ssh
 channel=${SAGEMAKER_BASE_DIR:-/opt/ml}/input/data/ssh
 
-# find_key DIRECTORY: the first private key there, in the order in which ssh would take them.
+# find_key DIRECTORY: prints the first private key in it, in ssh's order of preference.
 find_key() {
   local name
   for name in id_ed25519 id_ecdsa id_rsa; do
@@ -38,23 +38,23 @@ fi
 if [[ -z $key ]]; then
   key=$directory/id_ed25519
   make_key "$key" >&2 ||
-    fail 78 "no key is mounted at $directory, and user $(id -u) cannot make one there: mount a key pair, or make" \
+    fail 78 "no key is mounted at $directory, and user $(id -u) cannot create one there: mount a key pair, or make" \
       "the directory writable."
-  say "warning: no key is mounted at $directory, so this container made one of its own: only mpirun inside of it can" \
-    "log in. For several containers make one by \`ssh-keygen -t ed25519 -N '' -f keys/id_ed25519\` and mount keys there" \
-    "in all of them."
+  say "warning: no key is mounted at $directory, so this container created its own: only mpirun inside of it can" \
+    "log in. For several containers, create a key with \`ssh-keygen -t ed25519 -N '' -f keys/id_ed25519\` and mount" \
+    "the folder keys there in all of them."
 fi
 [[ -r $key ]] ||
-  fail 78 "user $(id -u) may not read the mounted key $key ($(stat -c 'owner %u, mode %a' "$key")): give the file to" \
-    "that user, or start the container as its owner (docker run --user)."
+  fail 78 "user $(id -u) may not read the mounted key $key ($(stat -c 'owner %u, mode %a' "$key")): make that user" \
+    "its owner, or start the container as its owner (docker run --user)."
 mode=$(stat -c %a "$key")
-# ssh asks this of files of one's own only: mounted secrets belong to root and are readable by a group.
+# ssh checks the mode only of its user's files: mounted secrets belong to root and are readable by a group.
 if [[ $(stat -c %u "$key") == "$(id -u)" && $mode != *00 ]]; then
-  fail 78 "the mounted key $key is open to others (mode $mode), so ssh will not take it: chmod 600 it before it is" \
-    "mounted."
+  fail 78 "the mounted key $key is accessible to others (mode $mode), so ssh rejects it: run chmod 600 on it before" \
+    "you mount it."
 fi
 if [[ ! -r $key.pub ]]; then
   ssh-keygen -y -f "$key" 2>/dev/null >"$key.pub" ||
-    fail 78 "$key.pub is missing and cannot be written: mount it beside the key (\`ssh-keygen -y -f KEY > KEY.pub\`)."
+    fail 78 "$key.pub is missing and cannot be written: mount it next to the key (\`ssh-keygen -y -f KEY > KEY.pub\`)."
 fi
 echo "$key"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sshd as SageMaker's drivers start it (/usr/sbin/sshd -D): with the settings of the images and the key of the job.
+# The sshd that SageMaker's drivers start (/usr/sbin/sshd -D), with the settings of the images and the job's key.
 set -euo pipefail
 key=$(/opt/smdp/ssh_keys.sh)
 mkdir -p /run/sshd

@@ -27,11 +27,11 @@ def entrypoint(*arguments: str, environ: Mapping[str, str] = {}) -> subprocess.C
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 64, "without a command, so there are no ranks. Name one after the image: `smdp run -n RANKS"),
-        (["--sshd"], 64, "without a command, so there are no ranks"),
-        (["-n", "2", "train.py"], 64, "-n is no command, and no option of this container's but --sshd"),
-        (["train.py", "--epochs", "3"], 127, "`smdp run -n RANKS train.py --epochs 3` starts ranks of it"),
-        (["no-such-program"], 127, "no-such-program is no program in this image (PATH="),
+        ([], 64, "without a command, so no rank runs. Add one after the image: `smdp run -n RANKS"),
+        (["--sshd"], 64, "without a command, so no rank runs"),
+        (["-n", "2", "train.py"], 64, "-n is not a command; the only option of this container is --sshd"),
+        (["train.py", "--epochs", "3"], 127, "start its ranks with `smdp run -n RANKS train.py --epochs 3`"),
+        (["no-such-program"], 127, "the program no-such-program does not exist in this image (PATH="),
         (["sshd", "-p", "22"], 64, "sshd takes no arguments here, but got: -p 22"),
     ],
 )  # fmt: skip
@@ -134,7 +134,7 @@ def test_a_key_that_ssh_would_refuse_is_refused_first(tmp_path: Path) -> None:
     key.chmod(0o644)
     done = ssh_keys(tmp_path)
     assert done.returncode == 78
-    assert "is open to others (mode 644)" in done.stderr and "chmod 600" in done.stderr
+    assert "is accessible to others (mode 644)" in done.stderr and "chmod 600" in done.stderr
 
 
 @needs_ssh

@@ -80,7 +80,7 @@ def test_every_option_of_this_mpirun_with_a_value_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("lines", "message"),
-    [(None, "cannot be read: "), (("# nobody",), "names no host, so there are no ranks")],
+    [(None, "cannot be read: "), (("# nobody",), "lists no hosts, so there are no ranks")],
 )
 def test_a_hosts_file_that_names_nobody(tmp_path: Path, lines: tuple[str, ...] | None, message: str) -> None:
     path = tmp_path / "hosts"
@@ -115,7 +115,7 @@ def test_the_program_ends_with_a_line_and_a_code(tmp_path: Path) -> None:
     command = [sys.executable, str(COMMON / "check_hosts.py"), "mpirun", "--hostfile", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 78
-    assert done.stderr.startswith("[smdp] the hosts file ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("[smdp] the host file ") and done.stderr.count("\n") == 1
     command[2:] = ["mpirun", "-H", "localhost"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -112,7 +112,7 @@ def test_a_base_with_an_old_python_is_an_error(tmp_path: Path) -> None:
     program(tmp_path / "python3", "case $2 in *version_info*) exit 1;; *) echo 3.8.10;; esac")
     done = base("need_python", tmp_path)
     assert done.returncode == 78
-    assert "python3 of BASE_IMAGE is 3.8.10, smdp needs 3.10 or newer" in done.stderr
+    assert "python3 of BASE_IMAGE is 3.8.10, but smdp needs 3.10 or newer" in done.stderr
 
 
 def test_a_base_without_python_gets_one_with_a_warning(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_base_without_python_gets_one_with_a_warning(tmp_path: Path) -> None:
     done = base("rm() { :; }; need_python", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning") == 1
-    assert "BASE_IMAGE has no python3; taking the distribution's, which adds about 40 MB" in done.stderr
+    assert "BASE_IMAGE has no python3. The distribution's is installed, which adds about 40 MB" in done.stderr
     assert "--no-install-recommends python3 python3-venv" in done.stderr
 
 
@@ -154,7 +154,7 @@ def test_a_newer_compiler_beside_an_old_one(tmp_path: Path, is_there: bool) -> N
     gcc(tmp_path / "new", "12.3.0", "g++-12")
     done = compiler(tmp_path)
     assert (done.returncode, done.stdout) == (0, "g++-12 gcc-12\n"), done.stderr
-    assert "is 11.4.0, smdp needs 12 or newer: building with g++-12" in done.stderr
+    assert "is 11.4.0, but smdp needs 12 or newer: building with g++-12" in done.stderr
     assert ("--no-install-recommends g++ libc6-dev" in done.stderr) is not is_there
     assert "--no-install-recommends g++-12 libc6-dev" in done.stderr
 
@@ -164,7 +164,7 @@ def test_a_base_whose_compilers_are_all_old_is_an_error(tmp_path: Path) -> None:
     program(tmp_path / "apt-get", '[[ $1 != install ]] || { echo "E: no $5" >&2; exit 100; }')
     done = compiler(tmp_path)
     assert done.returncode == 78
-    assert "E: no g++-12\n[smdp] g++-12 cannot be installed, see above: take a BASE_IMAGE" in done.stderr
+    assert "E: no g++-12\n[smdp] g++-12 cannot be installed, see above: use a BASE_IMAGE" in done.stderr
 
 
 def test_the_compiler_that_a_base_names_is_left(tmp_path: Path) -> None:

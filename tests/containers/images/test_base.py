@@ -76,7 +76,7 @@ def test_the_framework_of_the_base_stays(brought: Image, beside: Image, containe
 
 def test_its_old_compiler_is_left_aside(beside: Image) -> None:
     """The stage that compiles takes g++-12; the final one does not get it."""
-    assert "is 11, smdp needs 12 or newer: building with g++-12" in beside.output
+    assert "is 11, but smdp needs 12 or newer: building with g++-12" in beside.output
     assert not (beside.root / "usr/bin/g++-12").exists()
 
 

@@ -85,8 +85,8 @@ def test_a_signal_reaches_the_ranks(image: Image, containers: MAKE, tmp_path: Pa
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        ([], 64, "[smdp] the container was started without a command, so there are no ranks"),
-        (["train.py"], 127, "`smdp run -n RANKS train.py` starts ranks of it"),
+        ([], 64, "[smdp] the container was started without a command, so no rank runs"),
+        (["train.py"], 127, "start its ranks with `smdp run -n RANKS train.py`"),
         (["smdp", "run", "-n", "0", "true"], 2, "-n='0' is not valid; allowed: 1 to 65536"),
     ],
 )
