@@ -138,7 +138,7 @@ class DataParallel(Plugin):
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
     ) -> nn.Module:
-        """Lets Accelerate wrap the model in smdp's class instead of torch's."""
+        """Lets Accelerate wrap the model in smdp's class instead of torch's DDP."""
         if self._group is None:
             return prepare(model, **options)
         group, own = self._group, self._options

@@ -83,16 +83,16 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         mean = total[:channels] / count
         # Two passes, because E[x^2] - E[x]^2 would lose digits.
-        centred = wide - mean.view(shape)
-        sums = _Sum.apply(torch.cat([centred.square().sum(dims), centred.sum(dims)]), self.process_group)
+        centered = wide - mean.view(shape)
+        sums = _Sum.apply(torch.cat([centered.square().sum(dims), centered.sum(dims)]), self.process_group)
         # The rounding error of the mean, which matters if the mean is much larger than the spread.
         rest = sums[channels:].detach() / count
-        centred = centred - rest.view(shape)
+        centered = centered - rest.view(shape)
         mean = mean + rest
         variance = sums[:channels] / count - rest.square()
         if self.training and self.track_running_stats and self.running_mean is not None:
             self._track(mean.detach(), variance.detach(), float(count.detach()))
-        output = centred * torch.rsqrt(variance + self.eps).view(shape)
+        output = centered * torch.rsqrt(variance + self.eps).view(shape)
         if self.weight is not None:
             output = output * self.weight.view(shape)
         if self.bias is not None:

@@ -116,8 +116,8 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
 def is_first_on_host() -> bool:
     """Returns whether this rank writes files for all ranks of its host, as hosts may have separate disks."""
     hosts = state.running.mesh.group("world").core.hosts
-    neighbours = next(host for host in hosts if rank() in host)
-    return rank() == min(set(neighbours) & set(get_mp_group()))
+    neighbors = next(host for host in hosts if rank() in host)
+    return rank() == min(set(neighbors) & set(get_mp_group()))
 
 
 def remove_old(root: Path, tag: str, kept: int) -> None:

@@ -45,11 +45,11 @@ def _read(text: str) -> Action:
     if match is None:
         raise ValueError(f"[smdp] the engine cannot execute schedule action {text!r}")
     stage, kind, microbatch, other = match.groups()
-    neighbour = {"SEND_F": 1, "RECV_B": 1, "RECV_F": -1, "SEND_B": -1}.get(kind, 0)
+    neighbor = {"SEND_F": 1, "RECV_B": 1, "RECV_F": -1, "SEND_B": -1}.get(kind, 0)
     return Action(
         kind,
         int(stage),
         -1 if microbatch is None else int(microbatch),
-        int(other) if other is not None else int(stage) + neighbour,
+        int(other) if other is not None else int(stage) + neighbor,
         text,
     )
