@@ -92,7 +92,7 @@ def test_a_key_is_made_at_start(image: Image, containers: MAKE) -> None:
     assert code == 7, output
     warning, *told = output.splitlines()
     assert warning.startswith(
-        "[smdp] warning: no key is mounted at /home/mpiuser/.ssh, so this container made"
+        "[smdp] warning: no key is mounted at /home/mpiuser/.ssh, so this container created"
     )
     assert told == ["mpiuser", "/usr/bin/mpirun", "/opt/smdp/venv/bin/python3", "600 mpiuser"]
 

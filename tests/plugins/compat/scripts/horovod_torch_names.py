@@ -407,7 +407,7 @@ for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async):
     refused(lambda: call([1], 0), TypeError, "broadcast got a list instead of a tensor")  # noqa: B023
 refused(lambda: hvd.grouped_allreduce([x, 1]), TypeError, "allreduce got a int instead of a tensor")
 for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
-    refused(lambda: call(x[0]), ValueError, "along the first dimension, and this tensor is a scalar")  # noqa: B023
+    refused(lambda: call(x[0]), ValueError, "first dimension, but this tensor is a scalar")  # noqa: B023
 for call in (hvd.synchronize, hvd.poll):
     refused(lambda: call(77), TypeError, "got a int instead of a handle")  # noqa: B023
 refused(lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set is 3; expected an hvd.ProcessSet")
