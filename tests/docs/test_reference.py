@@ -133,7 +133,7 @@ def test_comments_of_headers_are_shown() -> None:
         re.sub(r"<[^>]+>", "", (BUILT / "reference" / "cpp.html").read_text(encoding="utf-8"))
     )
     page = " ".join(page.split())
-    assert "Blocks until all size ranks have called it with the same name and store." in page  # above
+    assert "Blocks until all size ranks have made a group with the same name and store." in page  # above
     assert "two float16" in page  # behind
     assert "A set of ranks that communicate: the world or a part of it." in page  # the file's first
 
