@@ -73,7 +73,7 @@ def test_only_conflicts_that_the_base_did_not_have(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(install, "pip", lambda *_: add_package(tmp_path, "ours", "absent>=3"))
     with pytest.raises(install.InstallError) as caught:
         install._install("python3", ["ours"], [])
-    assert str(caught.value).endswith(" each other: ours 1.0 requires absent, which is not installed.")
+    assert str(caught.value).endswith("incompatible: ours 1.0 requires absent, which is not installed.")
 
 
 def test_only_numbers_that_mean_something() -> None:

@@ -152,7 +152,7 @@ def test_what_is_no_number_is_told(value: object) -> None:
         (lambda: memory.state_bytes(16), "precision = 16 is not valid; allowed: a str"),  # type: ignore[arg-type]
         (
             lambda: memory.state_bytes("bf16", "\ud800"),
-            "sharding = .* is not valid; allowed: text without half",
+            "sharding = .* is not valid; allowed: a str that can be encoded",
         ),
         (lambda: memory.state_bytes("bf16", degree=1.5), "degree = 1.5 is not valid; allowed: an integer"),  # type: ignore[arg-type]
         (
