@@ -60,7 +60,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SMDP_FORCE_KERNEL", "the fastest", f"Reduction kernel, for testing: {', '.join(KERNELS)}."),
     Variable(
         "SMDP_SOCKET_IFNAME",
-        "NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, then the route to the master",
+        "NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, then the route to rank 0",
         "Network interfaces between hosts, separated by commas; several are used in parallel.",
     ),
     Variable("SMDP_HOST_ID", "detected", "Ranks with the same value are treated as one host; for testing."),
@@ -84,7 +84,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SMDP_DETERMINISTIC",
         "1",
-        "0 and 1: every run of a job gives the same bits. strict: all_reduce also adds in rank order.",
+        "0 or 1: every run of a job gives the same bits. strict: all_reduce also adds in rank order.",
     ),
     Variable(
         "SMDP_TENSORFLOW_OPS",
@@ -94,9 +94,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SMDP_PREEMPTED_EXIT_CODE",
         "75",
-        "Exit code that requests a restart after SIGTERM, 1 to 125; see Spot machines.",
+        "Exit code with which preempted ranks ask for a restart, 1 to 125; see Spot machines.",
     ),
-    Variable("SMDP_COMPAT", "0", "1: scripts written for SMDDP or Horovod run on smdp."),
+    Variable("SMDP_COMPAT", "0", "1: scripts written for SMDDP, SMP or Horovod run on smdp."),
     Variable("SMDP_DISABLE_AUTOLOAD", "0", "1: `import torch` does not register the smdp backend."),
 )
 

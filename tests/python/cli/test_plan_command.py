@@ -26,9 +26,9 @@ def smdp(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_table() -> None:
     done = smdp(CONFIG, "--hosts", 16, "--batch", 512, "--sequence", 512)
     assert done.returncode == 0, done.stderr
-    assert "Settings that fit, by step time" in done.stdout
+    assert "Layouts that fit, by step time" in done.stdout
     assert "Recommended: pipeline " in done.stdout
-    assert "Memory of the recommended setting, GB of 32.0 per rank" in done.stdout
+    assert "Memory of the recommended layout, GB of 32.0 per rank" in done.stdout
     assert "…" not in done.stdout  # no column is cut
 
 
@@ -59,7 +59,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
     options = ["--batch", 512, "--sequence", 512, "--device-memory", "8GB", "--trace", trace]
     done = smdp(CONFIG, "--hosts", 1, *options)
     assert done.returncode == 1
-    assert "no setting fits, so" in done.stderr and not trace.exists()
+    assert "no layout fits, so" in done.stderr and not trace.exists()
     assert "Nothing fits 6.4 GB" in done.stdout and "try " in done.stdout
 
 

@@ -89,13 +89,13 @@ def run(
 
 
 def show(found: Plan, *, most: int, explain: bool, console: Console) -> None:
-    """Prints the settings that fit, with details of the best one, or advice if none fits."""
+    """Prints the layouts that fit, with details of the best one, or advice if none fits."""
     if found.options:
         console.print(_ranking(found.options[:most]))
         best = found.options[0]
         console.print(f"Recommended: {best.candidate.describe()}", highlight=False, soft_wrap=True)
         console.print(
-            f"{len(found.options)} settings fit, {len(found.rejected)} do not. Of the settings within 5 % of"
+            f"{len(found.options)} layouts fit, {len(found.rejected)} do not. Of the layouts within 5 % of"
             " the fastest, the recommended one uses the fewest and simplest features:"
             f" {', '.join(best.candidate.features().values()) or 'none'}.",
             highlight=False,
@@ -114,7 +114,7 @@ def _table(title: str) -> Table:
 
 
 def _ranking(options: Sequence[Option]) -> Table:
-    table = _table("Settings that fit, by step time")
+    table = _table("Layouts that fit, by step time")
     for name in ("", "p x t x d", "microbatches", "schedule", "sharding", "checkpoints", "other"):
         table.add_column(name, no_wrap=True)
     for name in ("step, s", "bubble", "GB"):
@@ -142,7 +142,7 @@ def _ranking(options: Sequence[Option]) -> Table:
 
 
 def _memory(option: Option, cluster: Cluster) -> Table:
-    table = _table(f"Memory of the recommended setting, GB of {cluster.usable_memory / 1e9:.1f} per rank")
+    table = _table(f"Memory of the recommended layout, GB of {cluster.usable_memory / 1e9:.1f} per rank")
     table.add_column("stage", justify="right")
     kinds = [
         kind for kind in memory.KINDS if any(getattr(stage, kind) > 0 for stage in option.estimate.stages)
@@ -186,15 +186,15 @@ def _entry(option: Option) -> dict[str, Any]:
 
 
 def write_trace(found: Plan, path: Path) -> None:
-    """Writes the recommended setting's timeline for ui.perfetto.dev.
+    """Writes the recommended layout's timeline for ui.perfetto.dev.
 
     Raises:
-        ValueError: No setting fits, or the schedule was too long to simulate.
+        ValueError: No layout fits, or the schedule was too long to simulate.
         OSError: The file cannot be written.
     """
     if not found.options:
-        raise ValueError("[smdp] no setting fits, so there is no timeline to write")
+        raise ValueError("[smdp] no layout fits, so there is no timeline to write")
     simulation = found.options[0].simulation
     if simulation is None:
-        raise ValueError("[smdp] the schedule of the recommended setting is too long for a timeline")
+        raise ValueError("[smdp] the schedule of the recommended layout is too long for a timeline")
     path.write_text(simulation.chrome_trace(), encoding="utf-8")

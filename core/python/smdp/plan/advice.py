@@ -40,7 +40,7 @@ def advice(found: Plan) -> str:
     nearest = found.nearest.candidate.describe()
     lines = [
         f"Nothing fits {found.cluster.usable_memory / 1e9:.1f} GB ({margin:g} of the device's memory).",
-        f"The nearest setting needs {estimate.peak / 1e9:.1f} GB: {nearest}.",
+        f"The nearest layout needs {estimate.peak / 1e9:.1f} GB: {nearest}.",
         *(
             f"{getattr(stage, kind) / 1e9:.1f} GB of this is {kind}: try {_HELP[kind].format(**more)}."
             for kind in kinds

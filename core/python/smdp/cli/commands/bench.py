@@ -42,7 +42,8 @@ def bench_command(
     against: Annotated[
         str,
         typer.Option(
-            "--against", help="Libraries to compare with, separated by commas: gloo, gloo4, openmpi."
+            "--against",
+            help="Libraries to compare with, separated by commas: gloo, gloo4 (four connections), openmpi.",
         ),
     ] = "",
     iters: Annotated[
@@ -56,7 +57,10 @@ def bench_command(
     ] = "none",
     gradients: Annotated[
         str,
-        typer.Option("--gradients", help="ddp: a model, e.g. bert-base, transformer-6x512 or 1000x4K."),
+        typer.Option(
+            "--gradients",
+            help="ddp: bert-base, bert-large, gpt2, gpt2-xl, transformer-LAYERSxHIDDEN or COUNTxBYTES.",
+        ),
     ] = "transformer-6x512",
     forward_ms: Annotated[
         float, typer.Option("--forward-ms", min=0, help="ddp: milliseconds of a layer's forward.")
@@ -66,12 +70,14 @@ def bench_command(
     ] = 20,
     in_forward: Annotated[
         bool,
-        typer.Option("--in-forward", help="ddp: also measure with optimizer steps in the next forward."),
+        typer.Option(
+            "--in-forward", help="ddp: also measure with optimizer steps in the next forward (StepInForward)."
+        ),
     ] = False,
 ) -> None:
     """Measure collectives and compare them with other libraries.
 
-    All contenders alternate in the same run. The columns are those of nccl-tests.
+    The libraries take turns in the same run. The columns are those of nccl-tests.
     """
     from smdp._errors import ConfigError
     from smdp.cli import bench

@@ -11,7 +11,9 @@ def env_command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Print only problems that keep smdp from working; exit with 1 if any."),
+        typer.Option(
+            "--check", help="Print only problems that keep smdp from working; exit with 1 if there are any."
+        ),
     ] = False,
 ) -> None:
     """Describe this machine and installation, for bug reports. Secrets are masked."""

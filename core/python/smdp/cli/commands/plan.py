@@ -34,21 +34,23 @@ def plan_command(
     margin: Annotated[
         float, typer.Option("--margin", help="Fraction of device memory that a plan may use.")
     ] = 0.8,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16, amp, ...")] = "bf16",
+    precision: Annotated[
+        str, typer.Option("--precision", help="Data type of training: fp32, fp16, bf16, amp, ...")
+    ] = "bf16",
     flash_attention: Annotated[
         bool, typer.Option("--flash-attention", help="Assume that attention does not store its scores.")
     ] = False,
     offload: Annotated[
         bool, typer.Option("--offload", help="Also consider optimizer states in host memory.")
     ] = False,
-    most: Annotated[int, typer.Option("--most", min=1, help="Number of settings to show.")] = 10,
+    most: Annotated[int, typer.Option("--most", min=1, help="Number of layouts to show.")] = 10,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Print why each other setting was rejected.")
+        bool, typer.Option("--explain", help="Print why each of the other layouts was rejected.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="Also write the timeline of the best setting as a Chrome trace."),
+        typer.Option("--trace", help="Also write the timeline of the recommended layout as a Chrome trace."),
     ] = None,
 ) -> None:
     """Find layouts of a model that fit on given machines.
@@ -95,5 +97,5 @@ def plan_command(
         )
     if not found.options:
         if trace is not None:
-            typer.echo(f"smdp plan: no setting fits, so {trace} was not written", err=True)
+            typer.echo(f"smdp plan: no layout fits, so {trace} was not written", err=True)
         raise typer.Exit(1)

@@ -37,21 +37,24 @@ def run_command(
     ] = 5.0,
     grace: Annotated[
         float,
-        typer.Option("--grace", min=0.0, help="Seconds to save and exit after SIGTERM (spot machines)."),
+        typer.Option("--grace", min=0.0, help="Seconds that ranks have to save and exit after SIGTERM."),
     ] = 120.0,
     compat: Annotated[
         bool,
-        typer.Option("--compat", help="Run scripts written for Amazon's SMDDP or for Horovod with smdp."),
+        typer.Option(
+            "--compat", help="Run scripts written for Amazon's SMDDP and SMP, or for Horovod, with smdp."
+        ),
     ] = False,
     bind_to: Annotated[
         BindTo,
         typer.Option(
             "--bind-to",
-            help="CPUs of each rank: an equal share of the cores, or of the NUMA nodes.",
+            help="Bind each rank to an equal share of the cores, or of the NUMA nodes.",
         ),
     ] = BindTo.NONE,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what every rank would see, without starting it.")
+        bool,
+        typer.Option("--dry-run", help="Print the command and variables of every rank, and start nothing."),
     ] = False,
     nnodes: Annotated[str | None, typer.Option("--nnodes", "--hosts", "-H", hidden=True)] = None,
 ) -> None:

@@ -42,7 +42,7 @@ def _show_schedule(
         int | None,
         typer.Option(
             "--active-microbatches",
-            help="smp_interleaved: most microbatches in flight. Default: stages + 2.",
+            help="smp_interleaved: maximum number of microbatches in flight. Default: stages + 2.",
         ),
     ] = None,
     forward: Annotated[float, typer.Option("--forward", help="Time of a full stage's forward.")] = 1,
@@ -55,9 +55,11 @@ def _show_schedule(
     hop: Annotated[float, typer.Option("--hop", help="Time of a transfer between ranks.")] = 0,
     memory_cap: Annotated[
         float | None,
-        typer.Option("--memory-cap", help="auto: most microbatches whose activations a rank keeps."),
+        typer.Option(
+            "--memory-cap", help="auto: maximum number of microbatches whose activations a rank keeps."
+        ),
     ] = None,
-    width: Annotated[int, typer.Option("--width", help="Most characters per line.")] = 120,
+    width: Annotated[int, typer.Option("--width", help="Maximum characters per line.")] = 120,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, without the drawing.")] = False,
     output: Annotated[
         Path | None,
@@ -67,7 +69,9 @@ def _show_schedule(
             help="Also write a .csv or .json file, or a picture: .png, .svg, .pdf (requires smdp[plots]).",
         ),
     ] = None,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Also write a Chrome trace.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Also write a Chrome trace to this file.")
+    ] = None,
 ) -> None:
     """Draw a schedule and print its makespan, bubble and memory."""
     from smdp.cli import schedule

@@ -10,7 +10,7 @@ from smdp.cli.bench import WIRES
 
 
 def simulate_command(
-    what: Annotated[str, typer.Argument(help="ddp: a step of data-parallel training.")],
+    what: Annotated[str, typer.Argument(help="What to simulate: ddp, a step of data-parallel training.")],
     hosts: Annotated[
         str, typer.Option("--hosts", help="Number of hosts, or several numbers separated by commas.")
     ] = "1",
@@ -22,11 +22,15 @@ def simulate_command(
         str,
         typer.Option(
             "--link",
-            help="Bandwidth of a host's link per direction, e.g. 400Mbit or 100Gbit; 95.6 % is payload.",
+            help="Bandwidth of a host's link per direction, e.g. 100Gbit, of which 95.6 % carries data.",
         ),
     ] = "10Gbit",
     gradients: Annotated[
-        str, typer.Option("--gradients", help="A model, e.g. bert-large, transformer-6x512 or 1000x4K.")
+        str,
+        typer.Option(
+            "--gradients",
+            help="bert-base, bert-large, gpt2, gpt2-xl, transformer-LAYERSxHIDDEN or COUNTxBYTES.",
+        ),
     ] = "bert-large",
     forward_ms: Annotated[
         float, typer.Option("--forward-ms", min=0, help="Milliseconds of the whole model's forward.")
