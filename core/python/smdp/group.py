@@ -58,7 +58,7 @@ class Group(Membership):
       infinity, mean 10^7.
 
     Invalid arguments raise ValueError or TypeError before anything is sent. All other failures raise an
-    SmdpError and close the group.
+    SmdpError and close the group, except for a MismatchError that all ranks get in the same call.
     """
 
     def __init__(self, core: _core.Group, timeout: float) -> None:
@@ -119,7 +119,7 @@ class Group(Membership):
         """Reduces an array to the root rank.
 
         The arguments are those of all_reduce, plus ``root``. ``out`` matters only on the root, where the
-        default is to reduce in place.
+        result is by default written to ``array``.
 
         Returns:
             The array that holds the result on the root, None on all other ranks.

@@ -18,7 +18,7 @@ _VARIABLE = "SMDP_COMPAT"
 
 
 def install() -> None:
-    """Makes `smdistributed.dataparallel` and `horovod` resolve to smdp, in this process and those it starts.
+    """Makes imports of `smdistributed` and `horovod` use smdp, in this process and those it starts.
 
     The rank of this process is detected as in `smdp.init()`, even if SMDP_COMPAT=1 has already done the rest.
     A second call changes nothing.
@@ -82,7 +82,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Returns whether the finder is installed."""
+    """Returns whether install() is in effect."""
     return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
 
 

@@ -1,4 +1,4 @@
-"""Runs scripts written for Amazon's data parallel library and for Horovod on smdp.
+"""Runs scripts written for Amazon's SageMaker libraries and for Horovod on smdp.
 
 Example:
     >>> import smdp.compat

@@ -1,4 +1,4 @@
-"""Lightning plugin: a strategy on smdp's gradient reducer.
+"""The Lightning plugin: a strategy that averages gradients with smdp.
 
 Example:
     >>> from smdp.lightning import SmdpStrategy

@@ -37,7 +37,7 @@ class LaunchedEnvironment(ClusterEnvironment):
     """Tells Lightning the rank of this process, and that a launcher has started all processes.
 
     Args:
-        launch: The facts from the launcher. Default: those that smdp detects.
+        launch: This process's place in its job. Default: as smdp detects it.
 
     Raises:
         smdp.ConfigError: The launcher's variables are incomplete or inconsistent.

@@ -28,7 +28,7 @@ _HOOKS = ("ddp_comm_hook", "ddp_comm_wrapper", "ddp_comm_state")
 
 
 class SmdpStrategy(DDPStrategy):
-    """Lightning's DDPStrategy with smdp's gradient reducer.
+    """Lightning's DDPStrategy, with gradients averaged by smdp.
 
     Args:
         *args: The positional arguments of DDPStrategy.

@@ -116,7 +116,10 @@ def allgather(
     *,
     group: Any = None,
 ) -> Any:
-    """Returns all ranks' tensors concatenated along the first dimension, the only one that may differ."""
+    """Returns the tensors of all ranks, concatenated along the first dimension.
+
+    Only this dimension may differ between ranks.
+    """
     group = group_of(group, process_set)
     tensor = tensor_of(tensor, "allgather")
     with tf.device("CPU:0"):

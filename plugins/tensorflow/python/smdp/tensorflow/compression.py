@@ -48,9 +48,10 @@ class Compressor:
 
 
 class Compression:
-    """The formats: none, fp16, bf16, int8 (with a scale per block) and topk.
+    """The formats in which gradients are sent between hosts.
 
-    int8 and topk use error feedback: the error of one step is added to the next.
+    They are none, fp16, bf16, int8 (with a scale per block) and topk (only the largest values). int8 and topk
+    use error feedback: the error of one step is added to the next.
     """
 
     none = Compressor("none")

@@ -49,8 +49,8 @@ def DistributedOptimizer(
     ``average_aggregated_gradients`` are not used.
 
     Raises:
-        TypeError: It is not a Keras 3 optimizer. With Keras 2, use DistributedGradientTape.
-        ValueError: The optimizer is distributed already; Keras uses another backend; mixed_float16 is on but
+        TypeError: ``optimizer`` is not a Keras 3 optimizer. With Keras 2, use DistributedGradientTape.
+        ValueError: The optimizer has been wrapped before; Keras uses another backend; mixed_float16 is on but
             the optimizer does not scale the loss; or it scales the loss and compression is int8 or topk.
     """
     if not is_keras_3 or not isinstance(optimizer, tf.keras.optimizers.Optimizer):

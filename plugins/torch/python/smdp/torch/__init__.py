@@ -1,4 +1,4 @@
-"""PyTorch plugin: the backend "smdp" of torch.distributed, data parallelism and pipelines.
+"""The PyTorch plugin: the backend "smdp" of torch.distributed, data parallelism and pipelines.
 
 Example:
     >>> import torch.distributed as dist

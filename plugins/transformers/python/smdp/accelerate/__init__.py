@@ -1,6 +1,6 @@
 """Makes Accelerate accept the backend "smdp" by name, also on CPUs.
 
-It is loaded when a script names the backend; see smdp_torch_autoload.accelerate_name.
+It is loaded when a script names the backend, so scripts need not import it.
 
 Example:
     >>> from accelerate.utils import InitProcessGroupKwargs

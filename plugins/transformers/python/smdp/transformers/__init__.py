@@ -1,4 +1,4 @@
-"""Hugging Face plugin: transformers.Trainer on smdp.
+"""The Hugging Face plugin: transformers.Trainer on smdp.
 
 Example:
     >>> from smdp.transformers import DataParallel, Trainer, TrainingArguments

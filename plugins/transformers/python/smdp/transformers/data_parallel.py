@@ -41,7 +41,8 @@ class DataParallel(Plugin):
         algorithm: The value of SMDP_ALGORITHM for the group of this plugin.
         trace: The value of SMDP_TRACE for this group, a directory for traces.
         topk_ratio: The fraction of the gradient that "topk" sends.
-        topk_momentum: The momentum that "topk" applies in place of the optimizer's.
+        topk_momentum: The momentum that "topk" applies. Set it to the optimizer's momentum, and set the
+            optimizer's to 0.
         preemption: Whether to save a checkpoint on SIGTERM. When one rank receives the signal, all ranks save
             after the same step and exit with code 75.
 

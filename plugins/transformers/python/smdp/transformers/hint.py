@@ -17,7 +17,7 @@ _taught: dict[Any, tuple[Any, Any]] = {}
 
 
 def install() -> None:
-    """Patches transformers' Trainers to name smdp's Trainer when they get plugins.
+    """Patches transformers' Trainers: if they get plugins, their error names smdp's Trainer.
 
     The patch stays until the program ends or `uninstall()` is called. Calling it again does nothing.
     """

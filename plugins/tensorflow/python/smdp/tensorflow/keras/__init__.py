@@ -1,4 +1,4 @@
-"""The names that Horovod and SMDDP have under ``tensorflow.keras``."""
+"""The functions that Horovod and SMDDP have in their ``tensorflow.keras``."""
 
 from __future__ import annotations
 

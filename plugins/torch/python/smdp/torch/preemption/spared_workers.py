@@ -38,7 +38,7 @@ class _SparedContext(ForkContext):
 
 
 def spared_workers() -> BaseContext:
-    """Returns a context for DataLoader workers that only their rank's signals end, not the launcher's.
+    """Returns a context for DataLoader workers that obey SIGTERM only if their rank sends it.
 
     Returns:
         The value for `DataLoader(multiprocessing_context=...)`, which torch refuses with num_workers=0. It

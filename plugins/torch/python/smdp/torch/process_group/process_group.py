@@ -218,7 +218,7 @@ class ProcessGroupSmdp(Reductions, Gathers, PointToPoint, ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leaves the group. Calls of other ranks that need this rank fail afterwards."""
+        """Leaves the group. Calls of other ranks that need this rank fail afterward."""
         _live.discard(self)
         try:
             self.pending_sends.hand_over()

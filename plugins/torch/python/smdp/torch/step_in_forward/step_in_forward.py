@@ -121,7 +121,7 @@ class StepInForward:
         self._settle(range(len(self._parameters)))
 
     def hold(self) -> None:
-        """Replaces the gradients of a backward that has just ended by placeholders."""
+        """Replaces the gradients of a backward that has just ended with placeholders."""
         self._is_over = False
         for optimizer in self._optimizers:
             optimizer.forget()

@@ -43,7 +43,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         leave_out_xla(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Once."""
+        """Sends the variables after the first batch."""
         if self._is_done:
             return
         self._is_done = True

@@ -141,7 +141,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commits."""
+        """Saves the state after the epoch."""
         self._initial_batch = 0
         self._commit(epoch + 1, 0)
 
