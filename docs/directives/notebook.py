@@ -28,7 +28,7 @@ def markdown(path: Path) -> str:
             text = re.sub(r"\A# .*\n*", "", text)
             parts.append(text.replace("](../", "]("))  # links from examples/
         else:
-            parts.append(_fence("ipython3" if text.startswith("%") else "python", text))
+            parts.append(_fence("python", text))
             parts += map(_shown, cell["outputs"])
     return "\n\n".join(parts)
 
