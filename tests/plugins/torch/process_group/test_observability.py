@@ -84,10 +84,15 @@ def check_ranges() -> None:
         if name == "all_reduce":
             assert found[0].input_shapes[0] == [3]
             assert not found[0].is_async
+    store = dist.distributed_c10d._get_default_store()
     with profile() as profiler:
         if root:
+            store.wait(["rank 1 has called it"])
             time.sleep(0.05)
-        dist.all_reduce(one, async_op=True).wait()
+        work = dist.all_reduce(one, async_op=True)
+        if not root:
+            store.set("rank 1 has called it", "")
+        work.wait()
     (event,) = [event for event in profiler.events() if event.name == "smdp:all_reduce"]
     if not root:  # it waits for rank 0
         assert event.is_async
