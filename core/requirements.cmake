@@ -1,6 +1,6 @@
-# What a build needs. Each missing thing is one line that says what to do; a wheel needs none of it.
+# Checks what a build needs. For each missing part, one line says what to do. Installing a wheel needs none of it.
 function(smdp_refuse what)
-  # A line that begins with a blank is not wrapped.
+  # CMake does not wrap a line that begins with a blank.
   message(FATAL_ERROR " [smdp] ${what}")
 endfunction()
 
@@ -38,7 +38,7 @@ if(NOT SMDP_HAS_GLIBC)
   smdp_refuse("glibc is needed, which this system (musl?) lacks: use a distribution such as Debian or Fedora instead of Alpine")
 endif()
 
-# Of other compilers only what they can do is asked.
+# Other compilers only have to support the language features.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)

@@ -1,4 +1,4 @@
-# find_package(smdp) in a project of yours: -Dsmdp_DIR=$(python -m smdp.cpp --cmake).
+# Use find_package(smdp) in your project, with -Dsmdp_DIR=$(python -m smdp.cpp --cmake).
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 
