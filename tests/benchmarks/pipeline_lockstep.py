@@ -74,6 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("smdp")
+    torch.manual_seed(0)  # all ranks of a pipeline read the same batch
     batch = torch.randn(options.microbatches, WIDTH)
     pipes = []
     for is_in_lockstep in (False, True):
