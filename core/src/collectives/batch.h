@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,6 +16,10 @@
 
 namespace smdp {
 
+// Which part of an all_reduce an item takes. A sharded step stops at the owners, who update what they own, and sends
+// the result from the owners to all ranks later.
+enum class Part : std::uint8_t { kWhole, kToOwners, kFromOwners };
+
 class Batch {
  public:
   struct Item {
@@ -24,6 +29,7 @@ class Batch {
     Reduction reduction{};
     Codec* codec = nullptr;                     // encodes float32 sums that travel between hosts; null: not encoded
     std::shared_ptr<Operation> done = nullptr;  // completed when the item is, unless the batch fails
+    Part part = Part::kWhole;
 
     std::size_t bytes() const { return count * size_of(reduction.dtype); }
     void begin() const {
@@ -34,13 +40,16 @@ class Batch {
     }
   };
 
-  // The first `filled` items can be read at once.
-  Batch(std::vector<Item> items, std::size_t filled, const cost::ExchangeSizes& sizes = {})
-      : items_(std::move(items)), sizes_(sizes), filled_(filled) {}
+  // The first `filled` items can be read at once. shards_span_hosts: a shard of an item that
+  // is not whole has one owner among all ranks; false: one on each host, who all have the same sum.
+  Batch(std::vector<Item> items, std::size_t filled, const cost::ExchangeSizes& sizes = {},
+        bool shards_span_hosts = true)
+      : items_(std::move(items)), sizes_(sizes), shards_span_hosts_(shards_span_hosts), filled_(filled) {}
 
   const std::vector<Item>& items() const { return items_; }
   // How the batch is cut between hosts.
   const cost::ExchangeSizes& sizes() const { return sizes_; }
+  bool shards_span_hosts() const { return shards_span_hosts_; }
   bool is_filled(std::size_t item) const { return item < filled_.load(std::memory_order_acquire); }
   // Sets where an item is stored if that was not known before. Called before the item is filled.
   void place(std::size_t item, std::byte* data) { items_[item].in = items_[item].out = data; }
@@ -50,6 +59,7 @@ class Batch {
  private:
   std::vector<Item> items_;  // filled items do not change
   const cost::ExchangeSizes sizes_;
+  const bool shards_span_hosts_;
   std::atomic<std::size_t> filled_;
 };
 

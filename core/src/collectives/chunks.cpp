@@ -25,11 +25,12 @@ Chunks::Chunks(const Batch::Item& one, Algorithm algorithm, const cost::Exchange
       // A codec's loss depends on how its pieces are cut, and a ring's order of addition depends on the place. Chunks
       // for them are therefore full ones and a remainder, whatever is measured or tuned, and all hosts own a shard of
       // each.
-      has_fixed_ends_(one.codec != nullptr || algorithm == Algorithm::kRing) {
+      has_fixed_ends_(hosts > 1 && (one.codec != nullptr || algorithm == Algorithm::kRing)) {
   const std::size_t element = size_of(one.reduction.dtype);
   most_ = std::max<std::size_t>(1, chunk_bytes(one.codec != nullptr, algorithm, sizes, hosts, lanes) / element);
   unit_ = hosts * lanes * std::max<std::size_t>(1, 64 / element);
-  count_ = std::max<std::size_t>(1, (one.count + most_ - 1) / most_);
+  // Inside one host nothing is exchanged, and shared memory has chunks of its own.
+  count_ = hosts == 1 ? 1 : std::max<std::size_t>(1, (one.count + most_ - 1) / most_);
 }
 
 std::size_t Chunks::end(std::size_t k) const {
@@ -50,11 +51,27 @@ Cut cut(const Batch& batch, const Planner& planner, std::size_t hosts, std::size
   Cut result;
   for (std::size_t i = 0; i < batch.items().size(); ++i) {
     const Batch::Item& one = batch.items()[i];
-    result.algorithms.push_back(one.codec == nullptr ? usual : Algorithm::kDirect);
+    const bool is_direct = one.codec != nullptr || one.part != Part::kWhole;
+    result.algorithms.push_back(is_direct ? Algorithm::kDirect : usual);
     const Chunks chunks(one, result.algorithms.back(), batch.sizes(), hosts, lanes);
     for (std::size_t k = 0; k < chunks.count(); ++k) result.chunks.push_back(chunks.at(i, k));
   }
   return result;
+}
+
+std::vector<Slice> owned_slices(const Batch::Item& item, const cost::ExchangeSizes& sizes, bool shards_span_hosts,
+                                const std::vector<std::vector<int>>& hosts, std::size_t host, std::size_t local) {
+  const std::size_t lanes = lanes_of(hosts);
+  std::vector<Slice> owned;
+  if (local >= lanes) return owned;
+  const std::size_t element = size_of(item.reduction.dtype);
+  const Chunks chunks(item, Algorithm::kDirect, sizes, hosts.size(), lanes);
+  for (std::size_t k = 0; k < chunks.count(); ++k) {
+    const Slice lane = slice_of_lane(chunks.at(0, k), lanes, local, element);
+    const Slice within = owned_by_host(lane.size(), hosts.size(), host, shards_span_hosts, element);
+    if (within.size() != 0) owned.push_back({lane.begin + within.begin, lane.begin + within.end});
+  }
+  return owned;
 }
 
 }  // namespace smdp

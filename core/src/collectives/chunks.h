@@ -78,4 +78,15 @@ inline Slice shard_of(std::size_t count, std::size_t owners, std::size_t host, s
   return host < owners ? slice_of(count, owners, host, element_size) : Slice{count, count};
 }
 
+// Returns the owner's shard of `count` elements of a lane in an item that is not whole, whose shards all hosts own.
+inline Slice owned_by_host(std::size_t count, std::size_t hosts, std::size_t host, bool shards_span_hosts,
+                           std::size_t element_size) {
+  return shards_span_hosts ? shard_of(count, hosts, host, element_size) : Slice{0, count};
+}
+
+// Returns what local rank `local` of a host owns of an item that is not whole: one slice of each chunk, in elements of
+// the item. Empty for a rank that has no lane. hosts: the ranks of each.
+std::vector<Slice> owned_slices(const Batch::Item& item, const cost::ExchangeSizes& sizes, bool shards_span_hosts,
+                                const std::vector<std::vector<int>>& hosts, std::size_t host, std::size_t local);
+
 }  // namespace smdp

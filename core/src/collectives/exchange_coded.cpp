@@ -8,7 +8,8 @@
 
 namespace smdp {
 
-Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::size_t count, Codec& codec) {
+Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::size_t count, Codec& codec,
+                    Hops hops) {
   const std::size_t hosts = lane.ranks.size();
   const auto shard = [&](std::size_t host) { return slice_of(count, hosts, host, sizeof(float)); };
   const Slice own = shard(lane.me);
@@ -21,10 +22,13 @@ Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset
   Link::Pending sends = 0;
 
   for (std::size_t host = 0; host < hosts; ++host) {
+    if (host != lane.me) {
+      incoming[host].resize(own_bytes);
+      context.receive(lane.ranks[host], lane.slots, incoming[host].data(), own_bytes, partials[host]);
+    }
+    if (hops == Hops::kToOwners) continue;
     sums[host].resize(codec.sum_bytes(shard(host).size(), hosts));
     if (host == lane.me) continue;
-    incoming[host].resize(own_bytes);
-    context.receive(lane.ranks[host], lane.slots, incoming[host].data(), own_bytes, partials[host]);
     context.receive(lane.ranks[host], lane.slots + 1, sums[host].data(), sums[host].size(), results[host]);
   }
   for (std::size_t step = 1; step < hosts; ++step) {
@@ -52,6 +56,10 @@ Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset
   }
   if (own.size() != 0) {
     reduce(data + own.begin, sources.data(), hosts, own.size(), {DType::kFloat32, ReduceOp::kSum});
+  }
+  if (hops == Hops::kToOwners) {
+    co_await settled(lane.ranks[(lane.me + 1) % hosts], sends);
+    co_return;
   }
   codec.encode_sum(offset + own.begin, data + own.begin, own.size(), hosts, sums[lane.me].data());
   for (std::size_t step = 1; step < hosts; ++step) {

@@ -1,6 +1,6 @@
 // Direct exchange (SMDDP's parameter-server dataflow): host m owns shard m. Every host sends each owner its shard; the
 // owners sum in host order and send the result back. This takes two hops for any number of hosts. With fewer owners,
-// each owns a longer shard.
+// each owns a longer shard. A sharded step takes one hop at a time.
 #include <vector>
 
 #include "collectives/chunks.h"
@@ -9,11 +9,14 @@
 namespace smdp {
 
 Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction,
-                     std::size_t owners) {
+                     std::size_t owners, Hops hops) {
   const std::size_t hosts = lane.ranks.size();
   const std::size_t element = size_of(reduction.dtype);
   const auto shard = [&](std::size_t host) { return shard_of(count, owners, host, element); };
   const Slice own = shard(lane.me);
+  const bool is_owner = lane.me < owners;
+  const bool sends_partials = hops != Hops::kFromOwners;
+  const bool sends_results = hops != Hops::kToOwners;
   std::vector<std::byte> scratch(hosts * own.size() * element);
   std::vector<Link::Pending> partials(hosts, 0);
   std::vector<Link::Pending> results(hosts, 0);
@@ -21,18 +24,18 @@ Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t c
 
   for (std::size_t host = 0; host < hosts; ++host) {
     if (host == lane.me) continue;
-    if (lane.me < owners) {
+    if (is_owner && sends_partials) {
       context.receive(lane.ranks[host], lane.slots, scratch.data() + host * own.size() * element, own.size() * element,
                       partials[host]);
     }
     // A result can arrive only after the peer has received all of this rank's part of that shard, so the two do not
     // overlap in time.
-    if (host < owners) {
+    if (host < owners && sends_results) {
       context.receive(lane.ranks[host], lane.slots + 1, data + shard(host).begin * element,
                       shard(host).size() * element, results[host]);
     }
   }
-  for (std::size_t step = 1; step < hosts; ++step) {
+  for (std::size_t step = 1; step < hosts && sends_partials; ++step) {
     const std::size_t host = (lane.me + step) % hosts;  // every host starts with a different owner
     if (host >= owners) continue;
     context.send(lane.ranks[host], lane.slots, data + shard(host).begin * element, shard(host).size() * element, sends);
@@ -43,8 +46,9 @@ Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t c
     if (host != lane.me) co_await settled(lane.ranks[host], partials[host]);
     sources[host] = host == lane.me ? data + own.begin * element : scratch.data() + host * own.size() * element;
   }
-  if (own.size() != 0) reduce(data + own.begin * element, sources.data(), hosts, own.size(), reduction);
-  for (std::size_t step = 1; step < hosts && lane.me < owners; ++step) {
+  if (own.size() != 0 && sends_partials)
+    reduce(data + own.begin * element, sources.data(), hosts, own.size(), reduction);
+  for (std::size_t step = 1; step < hosts && is_owner && sends_results; ++step) {
     const std::size_t host = (lane.me + step) % hosts;
     context.send(lane.ranks[host], lane.slots + 1, data + own.begin * element, own.size() * element, sends);
   }

@@ -65,6 +65,22 @@ Group::Handle Group::all_reduce_sparse(std::shared_ptr<SparseSum> sum, ReduceOp 
       call);
 }
 
+namespace {
+
+// The name under which messages list a batch: its first item is a fusion buffer.
+OpKind kind_of(const Batch& batch) {
+  switch (batch.items().front().part) {
+    case Part::kToOwners:
+      return OpKind::kReduceScatter;
+    case Part::kFromOwners:
+      return OpKind::kAllGather;
+    default:
+      return OpKind::kAllReduce;
+  }
+}
+
+}  // namespace
+
 Group::Handle Group::all_reduce_batch(std::shared_ptr<Batch> batch, const Call& call) {
   std::int64_t elements = 0;
   std::size_t bytes_in_all = 0;
@@ -72,7 +88,7 @@ Group::Handle Group::all_reduce_batch(std::shared_ptr<Batch> batch, const Call& 
     elements += static_cast<std::int64_t>(item.count);
     bytes_in_all += item.bytes();
   }
-  Fingerprint print = fingerprint(OpKind::kAllReduce, batch->items().front().reduction.dtype);
+  Fingerprint print = fingerprint(kind_of(*batch), batch->items().front().reduction.dtype);
   print.set_shape(std::array<std::int64_t, 1>{elements});
   const Planner& planner = impl_->engine->planner();
   return impl_->engine->collective(

@@ -1,8 +1,9 @@
 // Tensors are cut into chunks, and a chunk into one slice per lane. Lane i belongs to local rank i of every host. Three
 // stages run at once, each on a different chunk: the sum inside the host (board lane 0), the exchange across hosts
 // (links), and the spreading inside the host (board lane 1). `out` holds the partial sums, so no stage needs its own
-// memory.
+// memory. An item that goes to its owners only leaves out the spreading, and one that comes from them the sum.
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,17 +33,31 @@ struct Pipeline {
   Slice slice(std::size_t k, std::size_t lane) const {
     return slice_of_lane(chunks[k], lanes, lane, size_of(item(k).reduction.dtype));
   }
+  std::size_t hosts() const { return context.members.hosts.size(); }
   // Returns whether partial sums are stored before the final sum.
   bool has_stages(std::size_t k) const {
     return stores_partial_sums(context.members) || algorithms[chunks[k].item] != Algorithm::kDirect;
   }
   Reduction inside_host(std::size_t k) const {
     const Reduction& whole = item(k).reduction;
+    if (hosts() == 1) return whole;
     return has_stages(k) ? first_stage(whole) : middle_stage(whole);
   }
   Reduction across_hosts(std::size_t k) const {
     const Reduction& whole = item(k).reduction;
     return has_stages(k) ? last_stage(whole) : whole;
+  }
+  // Returns the hops of an item between hosts; none inside one host, and where a host's ranks own a whole lane.
+  std::optional<Hops> hops(std::size_t k) const {
+    const Part part = item(k).part;
+    if (hosts() == 1 || (part == Part::kFromOwners && !batch.shards_span_hosts())) return std::nullopt;
+    if (part == Part::kWhole || !batch.shards_span_hosts()) return Hops::kBoth;
+    return part == Part::kToOwners ? Hops::kToOwners : Hops::kFromOwners;
+  }
+  std::size_t owners(std::size_t k) const {
+    const Batch::Item& one = item(k);
+    if (one.part != Part::kWhole) return hosts();
+    return owners_of(chunks[k], batch.sizes(), hosts(), lanes, size_of(one.reduction.dtype));
   }
   bool has_lane() const { return context.members.local_index < lanes; }
 
@@ -52,7 +67,26 @@ struct Pipeline {
   }
 };
 
-Task sum_locally(Pipeline& p) {
+Task sum_locally(Pipeline& p, std::size_t k) {
+  const Batch::Item& item = p.item(k);
+  const Reduction partial = p.inside_host(k);
+  const std::size_t element = size_of(partial.dtype);
+  std::vector<ConstBytes> pieces(p.context.board.size());
+  for (std::size_t lane = 0; lane < p.lanes; ++lane) {
+    const Slice slice = p.slice(k, lane);
+    pieces[lane] = {item.in + slice.begin * element, slice.size() * element};
+  }
+  const Slice own = p.slice(k, std::min(p.context.members.local_index, p.lanes - 1));
+  std::byte* target = item.out + own.begin * element;
+  if (p.context.board.size() > 1) {
+    co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial);
+  } else if (pieces[0].size != 0) {
+    const void* only = pieces[0].data;
+    reduce(target, &only, 1, pieces[0].size / element, partial);
+  }
+}
+
+Task sum_chunks(Pipeline& p) {
   for (std::size_t k = 0; k < p.chunks.size(); ++k) {
     const Batch::Item& item = p.item(k);
     const std::size_t number = p.chunks[k].item;
@@ -60,20 +94,9 @@ Task sum_locally(Pipeline& p) {
       co_await until(-1, [&p, number] { return p.batch.is_filled(number); });
     }
     if (p.chunks[k].begin == 0) item.begin();
-    const Reduction partial = p.inside_host(k);
-    const std::size_t element = size_of(partial.dtype);
-    std::vector<ConstBytes> pieces(p.context.board.size());
-    for (std::size_t lane = 0; lane < p.lanes; ++lane) {
-      const Slice slice = p.slice(k, lane);
-      pieces[lane] = {item.in + slice.begin * element, slice.size() * element};
-    }
-    const Slice own = p.slice(k, std::min(p.context.members.local_index, p.lanes - 1));
-    std::byte* target = item.out + own.begin * element;
-    if (p.context.board.size() > 1) {
-      co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial);
-    } else if (pieces[0].size != 0) {
-      const void* only = pieces[0].data;
-      reduce(target, &only, 1, pieces[0].size / element, partial);
+    if (item.part != Part::kFromOwners) {
+      Task sum = sum_locally(p, k);
+      co_await sum;
     }
     p.summed = k + 1;
     // Lets the other stages start on the chunk.
@@ -90,11 +113,17 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
   for (std::size_t k = worker; k < p.chunks.size(); k += kWindow) {
     co_await until(-1, [&p, k] { return p.summed > k && k < p.over + kWindow; });
     const Batch::Item& item = p.item(k);
+    const std::optional<Hops> hops = p.hops(k);
+    if (!hops) {
+      p.end_exchange(k);
+      continue;
+    }
     const Slice slice = p.slice(k, members.local_index);
     std::byte* data = item.out + slice.begin * size_of(item.reduction.dtype);
     lane.slots = k * kSlotsPerExchange;
-    if (item.codec != nullptr) {
-      co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, slice.size(), *item.codec);
+    if (item.codec != nullptr && *hops != Hops::kFromOwners) {
+      co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, slice.size(), *item.codec,
+                              *hops);
       p.end_exchange(k);
       continue;
     }
@@ -108,9 +137,7 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
         co_await exchange_recursive_doubling(p.context, lane, data, slice.size(), reduction);
         break;
       default:
-        co_await exchange_direct(
-            p.context, lane, data, slice.size(), reduction,
-            owners_of(p.chunks[k], p.batch.sizes(), members.hosts.size(), p.lanes, size_of(item.reduction.dtype)));
+        co_await exchange_direct(p.context, lane, data, slice.size(), reduction, p.owners(k), *hops);
     }
     p.end_exchange(k);
   }
@@ -121,7 +148,7 @@ Task spread_chunks(Pipeline& p) {
     // A rank without a lane exchanges nothing, but the place of its item is known only once the item is filled.
     co_await until(-1, [&p, k]() -> bool { return p.has_lane() ? p.exchanged[k] : p.summed > k; });
     const Batch::Item& item = p.item(k);
-    if (p.context.board.size() > 1) {
+    if (p.context.board.size() > 1 && item.part != Part::kToOwners) {
       std::vector<std::vector<Bytes>> contributions(p.context.board.size());
       const std::size_t element = size_of(item.reduction.dtype);
       for (std::size_t lane = 0; lane < p.lanes; ++lane) {
@@ -157,7 +184,7 @@ Task hierarchical_all_reduce(Context& context, const Batch& batch, const Planner
   pipeline.exchanged.resize(pipeline.chunks.size(), false);
   context.algorithm = algorithm_of_largest(pipeline);
   std::vector<Task> stages;
-  stages.push_back(sum_locally(pipeline));
+  stages.push_back(sum_chunks(pipeline));
   if (pipeline.has_lane()) {
     for (std::size_t worker = 0; worker < std::min(kWindow, pipeline.chunks.size()); ++worker) {
       stages.push_back(exchange_chunks(pipeline, worker));

@@ -1,5 +1,6 @@
 #include "collectives/routes.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -25,7 +26,9 @@ Task all_reduce_here(Context& context, const std::byte* in, std::byte* out, std:
 }  // namespace
 
 Task routed_all_reduce_batch(Context& context, const Batch& batch, const Planner& planner) {
-  if (!context.is_single_host()) {
+  const bool is_sharded = std::any_of(batch.items().begin(), batch.items().end(),
+                                      [](const Batch::Item& item) { return item.part != Part::kWhole; });
+  if (!context.is_single_host() || is_sharded) {
     co_await hierarchical_all_reduce(context, batch, planner);
     co_return;
   }
