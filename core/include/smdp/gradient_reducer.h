@@ -20,6 +20,7 @@
 #include "smdp/dtype.h"
 #include "smdp/export.h"
 #include "smdp/group.h"
+#include "smdp/shards.h"
 #include "smdp/sparse_sum.h"
 
 namespace smdp {
@@ -54,6 +55,10 @@ struct GradientReducerOptions {
   bool compares_names = true;
   // What the reducer is for, as messages name it. Empty: messages list the gradients' names.
   std::string purpose = {};
+  // Who gets the means. Unless it is kNone, places follow the reverse of the list in all steps, because what an
+  // optimizer keeps for a shard must not move; gradients must be in host memory; and of read() and then() nothing is
+  // allowed.
+  ShardScope shards = ShardScope::kNone;
   // Names of groups of earlier reducers for the same parameters, which this one replaces. This rank calls no operation
   // of those groups until all ranks have joined the new one.
   std::vector<std::string> replaced = {};
@@ -115,6 +120,16 @@ class SMDP_API GradientReducer {
   // Writes the mean of this step to host memory. A large gradient that this rank contributed is read from its own
   // memory, which must still be valid. Throws before the first step.
   void read(std::size_t index, void* out) const;
+
+  // For reducers whose `shards` are not kNone: the fusion buffers, which stay the same in all steps.
+  const std::vector<ShardedBuffer>& sharded_buffers() const;
+  // Returns, after wait(), the memory of a buffer, in which the means of the ranges that this rank owns are valid until
+  // the next step. That of a buffer that is alone is the gradient's own, or the reducer's where the gradient was
+  // absent.
+  const void* means(std::size_t number) const;
+  // Collective, between wait() and the next step. data: by buffer, memory of `count` elements in the buffer's layout,
+  // of which each rank has what it owns, and all ranks get everything. It must live until wait() of the result.
+  std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data);
 
   // Closes the reducer on all ranks, whatever it is doing. Once this returns, no gradient's memory is accessed any
   // more.

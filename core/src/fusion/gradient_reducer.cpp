@@ -40,6 +40,9 @@ void GradientReducer::then(std::function<void(const std::vector<std::size_t>&)> 
 }
 bool GradientReducer::is_used(std::size_t index) const { return impl_->is_used(index); }
 void GradientReducer::read(std::size_t index, void* out) const { impl_->read(index, out); }
+const std::vector<ShardedBuffer>& GradientReducer::sharded_buffers() const { return impl_->sharded_buffers(); }
+const void* GradientReducer::means(std::size_t number) const { return impl_->means(number); }
+std::unique_ptr<ParameterGather> GradientReducer::gather(const std::vector<void*>& data) { return impl_->gather(data); }
 void GradientReducer::abort(const std::string& reason) { impl_->abort(reason); }
 bool GradientReducer::copy_kept(std::size_t index, std::size_t part, float* out) const {
   return impl_->copy_kept(index, part, out);

@@ -18,6 +18,7 @@ bool KeptValues::has_state() const {
 
 void KeptValues::look_at(FusionBuffer& buffer) {
   if (buffer.is_finite || !has_state()) return;
+  clear_others(buffer);
   buffer.is_finite = are_finite(buffer.data, buffer.plan.count, buffer.plan.dtype);
   if (!buffer.codec) return;
   for (const std::size_t index : buffer.plan.members) {
@@ -25,9 +26,29 @@ void KeptValues::look_at(FusionBuffer& buffer) {
   }
 }
 
+void KeptValues::clear_others(FusionBuffer& buffer) const {
+  if (sharded_.empty() || !buffer.codec) return;
+  const ShardedBuffer& shares = sharded_[static_cast<std::size_t>(&buffer - buffers_.data())];
+  auto* values = reinterpret_cast<float*>(buffer.data);
+  std::size_t end = 0;
+  for (const ShardedBuffer::Range& own : shares.owned) {
+    std::fill(values + end, values + own.begin, 0.0F);
+    end = own.end;
+  }
+  std::fill(values + end, values + shares.count, 0.0F);
+}
+
+bool KeptValues::is_finite() const {
+  return std::all_of(buffers_.begin(), buffers_.end(),
+                     [](const FusionBuffer& buffer) { return buffer.is_finite.value_or(true); });
+}
+
+void KeptValues::forget_step() {
+  for (FusionBuffer& buffer : buffers_) buffer.is_finite = false;
+}
+
 void KeptValues::end_step(const StepNotes& notes) {
-  const bool counts = std::all_of(buffers_.begin(), buffers_.end(),
-                                  [](const FusionBuffer& buffer) { return buffer.is_finite.value_or(true); });
+  const bool counts = is_finite();
   for (const FusionBuffer& buffer : buffers_) {
     if (buffer.codec) buffer.codec->end_step(counts);
   }

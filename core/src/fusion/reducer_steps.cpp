@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/failure.h"
+#include "fusion/part_wait.h"
 #include "fusion/registration.h"
 #include "observability/counters.h"
 #include "reduce/reduce.h"
@@ -46,7 +47,7 @@ void GradientReducer::Impl::ready(std::size_t index, void* data, bool is_used) {
   const SharedLock filling(fills_);
   Lock lock(mutex_);
   FusionBuffer& buffer = claim(index, is_used);
-  targets_[index] = {buffer.plan.is_alone ? nullptr : data, nullptr};
+  targets_[index] = {buffer.plan.is_alone || is_sharded() ? nullptr : data, nullptr};
   lock.unlock();  // copying one gradient must not hold up another
   fill(buffer, index, data);
   lock.lock();
@@ -57,6 +58,7 @@ void GradientReducer::Impl::ready(std::size_t index, void* data, bool is_used) {
 
 void GradientReducer::Impl::ready(std::size_t index, void* data, int device, void* event, bool is_used) {
   check_gradient(index, data);
+  if (is_sharded()) throw_device_has_no_shards(index, device);
   const SharedLock filling(fills_);
   Lock lock(mutex_);
   DeviceStaging& staging = devices_->at(device);
@@ -152,6 +154,7 @@ void GradientReducer::Impl::wait(const CudaStream* stream, const std::function<b
       sample->wait();
     }
     or_abort([&] { devices_->order(stream); });
+    if (is_sharded()) agree_on_finite(interrupted);
   });
   end_step(begin);
 }
@@ -159,6 +162,7 @@ void GradientReducer::Impl::wait(const CudaStream* stream, const std::function<b
 void GradientReducer::Impl::then(std::function<void(const std::vector<std::size_t>&)> part,
                                  std::function<void(std::exception_ptr)> end) {
   check_finished();
+  check_not_sharded("then()");
   part_error_ = nullptr;
   for (FusionBuffer& buffer : buffers_) {
     // After a failure this may run when `end` has run and the reducer is gone.
@@ -198,6 +202,7 @@ bool GradientReducer::Impl::is_used(std::size_t index) const {
 
 void GradientReducer::Impl::read(std::size_t index, void* out) const {
   check_index(index);
+  check_not_sharded("read()");
   const Gradient& gradient = gradients_[index];
   const Place& place = plan_->place(index);
   const FusionBuffer& buffer = buffers_[place.buffer];
@@ -224,10 +229,10 @@ void GradientReducer::Impl::prepare(int streams) {
   factor_ = options_.factor != 0 ? options_.factor : 1.0 / group_->size();
   check_same_gradients(*group_, gradients_, options_);
   plan_ = std::make_unique<FusionPlan>(*group_, gradients_, options_, streams > 1);
-  kept_ = std::make_unique<KeptValues>(gradients_, buffers_, *plan_);
-  batch_ = std::make_unique<StepBatch>(*group_, gradients_, *plan_, buffers_, notes_);
+  kept_ = std::make_unique<KeptValues>(gradients_, buffers_, *plan_, sharded_);
+  batch_ = std::make_unique<StepBatch>(*group_, gradients_, *plan_, buffers_, notes_, options_.shards);
   take_buffers();
-  if (!kept_->has_state()) plan_->look_again();
+  if (!kept_->has_state() && !is_sharded()) plan_->look_again();
   targets_.resize(gradients_.size());
   const Lock lock(mutex_);
   used_.resize(gradients_.size());
@@ -260,13 +265,14 @@ void GradientReducer::Impl::take_buffers() {
   devices_->forget_buffers();
   buffers_ = make_buffers(plan_->layout(), options_, group_->hosts().size());
   batch_->reset();
+  if (is_sharded()) sharded_ = smdp::sharded_buffers(*group_, gradients_, *plan_, buffers_, spans_hosts());
 }
 
 void GradientReducer::Impl::begin_step() {
   if (is_in_step_) return;
   or_abort([&] { devices_->order(nullptr); });  // buffers are about to be refilled
   // What compression has kept of the first step depends on its layout.
-  const bool has_order = steps_ == 1 && !has_new_layout_ && !kept_->has_state();
+  const bool has_order = steps_ == 1 && !has_new_layout_ && !kept_->has_state() && !is_sharded();
   if (has_order) plan_->reorder(notes_.order());
   has_new_layout_ = has_new_layout_ || has_order;
   if (steps_ != 0 && (plan_->take_news(notes_) || has_order)) {
@@ -311,7 +317,7 @@ Reduction GradientReducer::Impl::reduction_of(const FusionBuffer& buffer) const 
 
 void GradientReducer::Impl::settle(Operation& part, const std::function<bool()>& interrupted) {
   const auto start = Clock::now();
-  batch_->wait_for(part, interrupted);
+  wait_for_part(part, batch_->handle(), *group_, interrupted);
   add_exposed(std::chrono::duration<double>(Clock::now() - start).count());
 }
 

@@ -18,6 +18,7 @@
 #include "fusion/fusion_plan.h"
 #include "fusion/kept_values.h"
 #include "fusion/registration.h"
+#include "fusion/sharded_buffers.h"
 #include "fusion/step_batch.h"
 #include "fusion/step_notes.h"
 #include "smdp/gradient_reducer.h"
@@ -63,6 +64,11 @@ class GradientReducer::Impl {
   const std::string& group_name() const { return group_->name(); }
 
   std::string explain() const { return plan_->explain(); }
+
+  // reducer_shards.cpp
+  const std::vector<ShardedBuffer>& sharded_buffers() const;
+  const void* means(std::size_t number) const;
+  std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data);
 
  private:
   // Agrees with the other ranks on how gradients travel, and allocates memory for them.
@@ -129,6 +135,15 @@ class GradientReducer::Impl {
   void rethrow_failure() const;
   void check_finished(const CudaStream* stream = nullptr);
 
+  // reducer_shards.cpp
+  bool is_sharded() const { return options_.shards != ShardScope::kNone; }
+  bool spans_hosts() const { return options_.shards == ShardScope::kWorld; }
+  void check_not_sharded(const char* what) const;
+  void check_sharded(const char* what) const;
+  [[noreturn]] void throw_device_has_no_shards(std::size_t index, int device) const;
+  // Collective: no rank keeps what compression would have kept of a step in which the sums of one were not finite.
+  void agree_on_finite(const std::function<bool()>& interrupted);
+
   enum Used : std::uint8_t { kAbsent, kUsed, kLeftOver };
   struct Target {
     void* data = nullptr;              // null: it stays where it is summed, or has been written back
@@ -141,6 +156,7 @@ class GradientReducer::Impl {
   double factor_ = 1;
   std::unique_ptr<FusionPlan> plan_;
   std::vector<FusionBuffer> buffers_;
+  std::vector<ShardedBuffer> sharded_;  // empty unless is_sharded()
   std::unique_ptr<KeptValues> kept_;
   StepNotes notes_;
   std::unique_ptr<StepBatch> batch_;  // of this step

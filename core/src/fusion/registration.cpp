@@ -56,7 +56,8 @@ std::vector<std::string> lines_of(const std::vector<Gradient>& gradients, const 
   lines.push_back(std::string("compression ") + name_of(options.compression) + ", buffers of at most " +
                   std::to_string(options.buffer_bytes) + " bytes, " +
                   (options.factor == 0 ? "their mean" : "their sum times " + text_of(options.factor)) +
-                  ", top-k ratio " + text_of(options.topk_ratio) + ", momentum " + text_of(options.topk_momentum));
+                  ", top-k ratio " + text_of(options.topk_ratio) + ", momentum " + text_of(options.topk_momentum) +
+                  ", shards " + name_of(options.shards));
   return lines;
 }
 

@@ -1,10 +1,8 @@
 #include "fusion/step_batch.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
-#include "common/thread_wait.h"
 #include "fusion/registration.h"
 #include "fusion/sending_order.h"
 
@@ -27,15 +25,16 @@ void StepBatch::reorder(const std::vector<std::uint32_t>& over) {
 
 void StepBatch::begin(const std::function<Reduction(const FusionBuffer&)>& reduction) {
   next_ = 0;
+  const Part part = shards_ == ShardScope::kNone ? Part::kWhole : Part::kToOwners;
   std::vector<Batch::Item> items;
   for (const std::size_t number : sequence_) {
     FusionBuffer& buffer = buffers_[number];
     buffer.done = std::make_shared<Operation>();
-    items.push_back({nullptr, nullptr, buffer.plan.count, reduction(buffer), buffer.codec.get(), buffer.done});
+    items.push_back({nullptr, nullptr, buffer.plan.count, reduction(buffer), buffer.codec.get(), buffer.done, part});
   }
   auto* notes = reinterpret_cast<std::byte*>(notes_.data());
   items.push_back({notes, notes, notes_.size(), {DType::kUint8, ReduceOp::kMax}});
-  batch_ = std::make_shared<Batch>(std::move(items), 0, plan_.exchange());
+  batch_ = std::make_shared<Batch>(std::move(items), 0, plan_.exchange(), shards_ != ShardScope::kHost);
   handle_.reset();
 }
 
@@ -54,15 +53,6 @@ void StepBatch::send_filled(bool is_finished) {
   call.async = true;
   call.label = [this, batch = batch_] { return label(*batch); };
   handle_ = group_.all_reduce_batch(batch_, call);
-}
-
-void StepBatch::wait_for(Operation& part, const std::function<bool()>& interrupted) {
-  std::optional<WaitScope> scope;
-  while (!part.wait_for(kStepCheck)) {
-    if (handle_->error()) handle_->wait();  // throws its error
-    if (interrupted && interrupted()) group_.abort("interrupted");
-    if (!scope) scope.emplace(*handle_);
-  }
 }
 
 std::uint32_t StepBatch::buffers_over() const {

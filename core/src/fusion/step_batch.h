@@ -1,7 +1,6 @@
 // The single operation of a step: every fusion buffer as soon as it is filled, then the step's notes.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,16 +16,13 @@
 
 namespace smdp {
 
-// How often a wait checks whether to continue.
-inline constexpr std::chrono::milliseconds kStepCheck{200};
-
 // Thread safety: one thread at a time, except label().
 class StepBatch {
  public:
   // All of them must outlive this object.
   StepBatch(Group& group, const std::vector<Gradient>& gradients, const FusionPlan& plan,
-            std::vector<FusionBuffer>& buffers, StepNotes& notes)
-      : group_(group), gradients_(gradients), plan_(plan), buffers_(buffers), notes_(notes) {}
+            std::vector<FusionBuffer>& buffers, StepNotes& notes, ShardScope shards)
+      : group_(group), gradients_(gradients), plan_(plan), buffers_(buffers), notes_(notes), shards_(shards) {}
 
   // Called when there are new buffers.
   void reset();
@@ -36,10 +32,6 @@ class StepBatch {
   void begin(const std::function<Reduction(const FusionBuffer&)>& reduction);
   // Sends what is filled, in an order that is the same on all ranks. is_finished: also sends the notes.
   void send_filled(bool is_finished);
-
-  // Waits for a part of the operation, which ends with an error or after all its parts. Throws the error. `interrupted`
-  // is polled; when it returns true, the group is closed. May be empty.
-  void wait_for(Operation& part, const std::function<bool()>& interrupted);
 
   // Returns the operation's handle; null before something is sent.
   const Group::Handle& handle() const { return handle_; }
@@ -55,6 +47,7 @@ class StepBatch {
   const FusionPlan& plan_;
   std::vector<FusionBuffer>& buffers_;
   StepNotes& notes_;
+  const ShardScope shards_;
   std::size_t kept_ = 0;               // buffers at the front of sequence_ that keep their order
   std::vector<std::size_t> sequence_;  // buffers in the order in which this step sends them
   std::size_t next_ = 0;               // index in sequence_ of the first buffer not sent

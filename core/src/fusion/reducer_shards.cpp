@@ -1,0 +1,64 @@
+// What a gradient reducer does for ranks that own shards.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fusion/parameter_gather.h"
+#include "fusion/reducer_steps.h"
+#include "smdp/error.h"
+
+namespace smdp {
+
+const std::vector<ShardedBuffer>& GradientReducer::Impl::sharded_buffers() const {
+  check_sharded("sharded_buffers()");
+  return sharded_;
+}
+
+const void* GradientReducer::Impl::means(std::size_t number) const {
+  check_sharded("means()");
+  if (number >= buffers_.size()) {
+    throw InvalidArgument("[smdp] there is no fusion buffer " + std::to_string(number) + "; there are " +
+                          std::to_string(buffers_.size()) + ".");
+  }
+  return buffers_[number].data;
+}
+
+std::unique_ptr<ParameterGather> GradientReducer::Impl::gather(const std::vector<void*>& data) {
+  check_sharded("gather()");
+  {
+    const Lock lock(mutex_);
+    if (is_in_step_) throw Error("[smdp] gather() in the middle of a step: call wait() first.");
+  }
+  rethrow_failure();
+  std::vector<std::string> labels;
+  for (const FusionBuffer& buffer : buffers_) labels.push_back("parameters " + label_of(buffer, gradients_));
+  return std::make_unique<ParameterGather>(std::make_unique<ParameterGather::Impl>(
+      *group_, buffers_, std::move(labels), data, plan_->exchange(), spans_hosts()));
+}
+
+void GradientReducer::Impl::check_not_sharded(const char* what) const {
+  if (!is_sharded()) return;
+  throw Error(std::string("[smdp] ") + what + " of a reducer whose shards are '" + name_of(options_.shards) +
+              "': each rank has the means of its own shard only. Use means() and sharded_buffers().");
+}
+
+void GradientReducer::Impl::check_sharded(const char* what) const {
+  if (is_sharded()) return;
+  throw Error(std::string("[smdp] ") + what +
+              " of a reducer without shards. Make it with shards 'world' or 'host' in its options.");
+}
+
+void GradientReducer::Impl::throw_device_has_no_shards(std::size_t index, int device) const {
+  throw InvalidArgument("[smdp] gradient '" + gradients_[index].name + "' is on CUDA device " + std::to_string(device) +
+                        ", and this reducer has shards, which are in host memory. Move the model to the CPU, or make "
+                        "the reducer without shards.");
+}
+
+void GradientReducer::Impl::agree_on_finite(const std::function<bool()>& interrupted) {
+  if (!kept_->has_state()) return;
+  std::uint8_t is_lost = kept_->is_finite() ? 0 : 1;
+  or_over_ranks(&is_lost, 1, interrupted);
+  if (is_lost != 0) kept_->forget_step();
+}
+
+}  // namespace smdp

@@ -1,0 +1,245 @@
+// Means at the owners of shards, and parameters that travel back from them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ranks.h"
+#include "smdp/error.h"
+#include "smdp/gradient_reducer.h"
+
+namespace smdp::test {
+namespace {
+
+using Values = std::vector<std::vector<float>>;
+
+constexpr float kPoison = -12345;
+
+std::vector<Gradient> model() {
+  std::vector<Gradient> gradients;
+  for (const std::size_t count : {1, 17, 4096, 0, 35'000, 250, 1000, 70'001}) {
+    gradients.push_back({"layer" + std::to_string(gradients.size()), count, DType::kFloat32});
+  }
+  return gradients;
+}
+
+Values gradients_of(const std::vector<Gradient>& gradients, int rank, int step) {
+  std::minstd_rand random(static_cast<unsigned>(1000 * step + rank + 1) * 40'503U);
+  Values values;
+  for (const Gradient& gradient : gradients) {
+    for (float& x : values.emplace_back(gradient.count)) x = static_cast<float>(random()) / 1e9F - 1;
+  }
+  return values;
+}
+
+// absent: a gradient that did not come.
+void step(GradientReducer& reducer, Values& values, std::size_t absent) {
+  float empty = 0;
+  for (std::size_t index = values.size(); index-- > 0;) {
+    if (index != absent) reducer.ready(index, values[index].empty() ? &empty : values[index].data());
+  }
+  reducer.finish();
+  reducer.wait();
+}
+
+// A mean of the buffer `number` at one of its elements.
+float mean_at(const GradientReducer& reducer, std::size_t number, std::size_t element) {
+  return static_cast<const float*>(reducer.means(number))[element];
+}
+
+// Calls visit(buffer, element, gradient, element of the gradient) for what this rank owns.
+template <class Visit>
+void for_each_owned(const GradientReducer& reducer, const Visit& visit) {
+  const std::vector<ShardedBuffer>& buffers = reducer.sharded_buffers();
+  for (std::size_t number = 0; number < buffers.size(); ++number) {
+    for (const ShardedBuffer::Range& own : buffers[number].owned) {
+      for (const ShardedBuffer::Member& member : buffers[number].members) {
+        const std::size_t begin = std::max(own.begin, member.offset);
+        const std::size_t end = std::min(own.end, member.offset + member.count);
+        for (std::size_t k = begin; k < end; ++k) visit(number, k, member.index, k - member.offset);
+      }
+    }
+  }
+}
+
+std::size_t owned_elements(const GradientReducer& reducer) {
+  std::size_t sum = 0;
+  for_each_owned(reducer, [&sum](auto...) { ++sum; });
+  return sum;
+}
+
+class ShardedReducer : public testing::TestWithParam<std::tuple<Layout, ShardScope>> {
+ protected:
+  static GradientReducerOptions options(Compression compression = Compression::kNone) {
+    GradientReducerOptions options;
+    options.shards = std::get<1>(GetParam());
+    options.compression = compression;
+    options.buffer_bytes = 100'000;
+    options.topk_ratio = 0.5;
+    return options;
+  }
+  static GroupOptions direct() {
+    GroupOptions options = quick_options();
+    options.algorithm = "direct";  // on three hosts, small sums go another way otherwise
+    return options;
+  }
+};
+
+TEST_P(ShardedReducer, OwnersHaveTheBitsOfTheMean) {
+  run(
+      std::get<0>(GetParam()),
+      [](Group& group) {
+        const auto gradients = model();
+        GradientReducerOptions whole = options();
+        whole.shards = ShardScope::kNone;
+        GradientReducer expected(group, gradients, whole);
+        GradientReducer reducer(group, gradients, options());
+        for (int number = 0; number < 4; ++number) {
+          const std::size_t absent = number == 2 && group.rank() == 0 ? 4 : gradients.size();
+          Values means = gradients_of(gradients, group.rank(), number);
+          Values values = means;
+          step(expected, means, absent);
+          if (absent < means.size()) expected.read(absent, means[absent].data());
+          step(reducer, values, absent);
+          for_each_owned(reducer, [&](std::size_t buffer, std::size_t at, std::size_t gradient, std::size_t element) {
+            ASSERT_EQ(mean_at(reducer, buffer, at), means[gradient][element]) << gradient << " at " << element;
+          });
+        }
+      },
+      direct());
+}
+
+TEST_P(ShardedReducer, ParametersComeBackFromTheirOwners) {
+  run(std::get<0>(GetParam()), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, options());
+    const std::vector<ShardedBuffer>& buffers = reducer.sharded_buffers();
+    for (int number = 0; number < 3; ++number) {
+      Values values = gradients_of(gradients, group.rank(), number);
+      step(reducer, values, gradients.size());
+      Values parameters;
+      std::vector<void*> data;
+      for (const ShardedBuffer& buffer : buffers) parameters.emplace_back(buffer.count, kPoison);
+      for (std::vector<float>& one : parameters) data.push_back(one.data());
+      const auto value = [number](std::size_t gradient, std::size_t element) {
+        return static_cast<float>(1000 * number + static_cast<int>(gradient)) + static_cast<float>(element) / 1e5F;
+      };
+      for_each_owned(reducer, [&](std::size_t buffer, std::size_t at, std::size_t gradient, std::size_t element) {
+        parameters[buffer][at] = value(gradient, element);
+      });
+      const std::unique_ptr<ParameterGather> gather = reducer.gather(data);
+      EXPECT_THROW(gather->wait(0), Error);
+      for (std::size_t buffer = 0; buffer < buffers.size(); ++buffer) gather->ready(buffer);
+      gather->wait(buffers.size() - 1);
+      gather->wait();
+      for (std::size_t buffer = 0; buffer < buffers.size(); ++buffer) {
+        EXPECT_TRUE(gather->is_there(buffer));
+        for (const ShardedBuffer::Member& member : buffers[buffer].members) {
+          for (std::size_t k = 0; k < member.count; ++k) {
+            ASSERT_EQ(parameters[buffer][member.offset + k], value(member.index, k));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(ShardedReducer, ShardsAreEqual) {
+  const Layout& layout = std::get<0>(GetParam());
+  run(layout, [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, options());
+    std::vector<std::int64_t> owned(static_cast<std::size_t>(group.size()));
+    const auto own = static_cast<std::int64_t>(owned_elements(reducer));
+    std::vector<Buffer> targets;
+    for (std::int64_t& one : owned) targets.push_back({&one, 1});
+    group.all_gather({&own, 1}, targets, DType::kInt64);
+    std::int64_t all = 0;
+    for (const Gradient& gradient : gradients) all += static_cast<std::int64_t>(gradient.count);
+    const bool is_world = options().shards == ShardScope::kWorld;
+    std::int64_t sum = 0;
+    for (const std::int64_t one : owned) sum += one;
+    EXPECT_EQ(sum, is_world ? all : all * static_cast<std::int64_t>(group.hosts().size()));
+    const auto owners = is_world ? group.size() : group.local_size();
+    // A unit of 16 elements, and what members leave free, in each of the buffers.
+    EXPECT_LE(std::abs(own - all / owners), static_cast<std::int64_t>(40 * reducer.sharded_buffers().size()));
+  });
+}
+
+// What a lossy type keeps back comes later, also where owners do not send the sum on.
+TEST_P(ShardedReducer, CompressionLosesNothingInTheEnd) {
+  for (const Compression compression : {Compression::kBfloat16, Compression::kInt8, Compression::kTopK}) {
+    run(std::get<0>(GetParam()), [compression](Group& group) {
+      const auto gradients = model();
+      GradientReducer reducer(group, gradients, options(compression));
+      Values sums;
+      for (const Gradient& gradient : gradients) sums.emplace_back(gradient.count);
+      constexpr int kSteps = 20;
+      const Values same = gradients_of(gradients, group.rank(), 0);
+      Values mean = gradients_of(gradients, 0, 0);
+      for (int rank = 1; rank < group.size(); ++rank) {
+        const Values other = gradients_of(gradients, rank, 0);
+        for (std::size_t i = 0; i < mean.size(); ++i) {
+          for (std::size_t k = 0; k < mean[i].size(); ++k) mean[i][k] += other[i][k];
+        }
+      }
+      for (int number = 0; number < kSteps; ++number) {
+        Values values = same;
+        step(reducer, values, gradients.size());
+        for_each_owned(reducer, [&](std::size_t buffer, std::size_t at, std::size_t gradient, std::size_t element) {
+          sums[gradient][element] += mean_at(reducer, buffer, at) / kSteps;
+        });
+      }
+      for_each_owned(reducer, [&](std::size_t, std::size_t, std::size_t gradient, std::size_t element) {
+        const float expected = mean[gradient][element] / static_cast<float>(group.size());
+        ASSERT_NEAR(sums[gradient][element], expected, 0.2) << name_of(compression) << " " << gradient;
+      });
+    });
+  }
+}
+
+TEST(ShardedReducerErrors, SayWhatIsWrong) {
+  run({2}, [](Group& group) {
+    GradientReducerOptions options;
+    const std::vector<Gradient> gradients{{"weight", 100}};
+    GradientReducer whole(group, gradients, options);
+    EXPECT_THROW(whole.sharded_buffers(), Error);
+    EXPECT_THROW(whole.gather({}), Error);
+    options.shards = ShardScope::kWorld;
+    GradientReducer reducer(group, gradients, options);
+    EXPECT_THROW(reducer.gather({}), InvalidArgument);
+    EXPECT_THROW(reducer.gather({nullptr}), InvalidArgument);
+    EXPECT_THROW(reducer.means(1), InvalidArgument);
+    std::vector<float> values(100, 1);
+    EXPECT_THROW(reducer.ready(0, values.data(), 0, nullptr), InvalidArgument);
+    reducer.ready(0, values.data());
+    EXPECT_THROW(reducer.gather({values.data()}), Error);
+    reducer.finish();
+    reducer.wait();
+    EXPECT_THROW(reducer.read(0, values.data()), Error);
+    // Scopes that differ are found before anything is summed.
+    options.shards = group.rank() == 0 ? ShardScope::kWorld : ShardScope::kNone;
+    EXPECT_THROW(GradientReducer(group, gradients, options), MismatchError);
+  });
+  EXPECT_THROW(parse_shard_scope("machine"), InvalidArgument);
+  EXPECT_EQ(parse_shard_scope("host"), ShardScope::kHost);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, ShardedReducer,
+                         testing::Combine(testing::Values(Layout{1}, Layout{2}, Layout{3}, Layout{1, 1}, Layout{2, 2},
+                                                          Layout{1, 1, 1}),
+                                          testing::Values(ShardScope::kWorld, ShardScope::kHost)),
+                         [](const auto& info) {
+                           std::string name = name_of(std::get<1>(info.param));
+                           for (const int ranks : std::get<0>(info.param)) name += "_" + std::to_string(ranks);
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace smdp::test
