@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -30,13 +31,44 @@ using Pointer = std::uintptr_t;
 
 void bind_gradient_reducer(nb::module_& m) {
   using Release = nb::call_guard<Released>;
+  using Owned = std::vector<std::tuple<std::size_t, std::size_t>>;
+  using Members = std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>;
+  nb::class_<ShardedBuffer>(m, "ShardedBuffer", "A fusion buffer of which each rank owns a part.")
+      .def_prop_ro("dtype", [](const ShardedBuffer& buffer) { return static_cast<int>(buffer.dtype); })
+      .def_ro("count", &ShardedBuffer::count)
+      .def_ro("is_alone", &ShardedBuffer::is_alone)
+      .def_prop_ro(
+          "members",
+          [](const ShardedBuffer& buffer) {
+            Members members;
+            for (const auto& [index, offset, count] : buffer.members) members.emplace_back(index, offset, count);
+            return members;
+          },
+          "Index of each gradient, its offset, and its number of elements.")
+      .def_prop_ro(
+          "owned",
+          [](const ShardedBuffer& buffer) {
+            Owned owned;
+            for (const auto& [begin, end] : buffer.owned) owned.emplace_back(begin, end);
+            return owned;
+          },
+          "First element and end of each range that this rank owns.");
+  nb::class_<ParameterGather>(m, "ParameterGather", "Parameters on their way from the owners of shards to all ranks.")
+      .def("ready", &ParameterGather::ready, nb::arg("number"), Release())
+      .def(
+          "wait_for", [](ParameterGather& gather, std::size_t number) { gather.wait(number, is_interrupted); },
+          nb::arg("number"), Release())
+      .def(
+          "wait", [](ParameterGather& gather) { gather.wait(is_interrupted); }, Release())
+      .def("is_there", &ParameterGather::is_there, nb::arg("number"));
   nb::class_<GradientReducer>(m, "GradientReducer", "Averages gradients over a group while the backward pass runs.")
       .def(
           "__init__",
           [](GradientReducer* self, Group& group,
              const std::vector<std::tuple<std::string, std::size_t, int, std::string>>& list,
              const std::string& compression, std::size_t buffer_bytes, double factor, double topk_ratio,
-             double topk_momentum, bool compares_names, std::string purpose, std::vector<std::string> replaced) {
+             double topk_momentum, bool compares_names, std::string purpose, std::vector<std::string> replaced,
+             const std::string& shards) {
             GradientReducerOptions options;
             options.compression = parse_compression(compression);
             options.buffer_bytes = buffer_bytes;
@@ -46,6 +78,7 @@ void bind_gradient_reducer(nb::module_& m) {
             options.compares_names = compares_names;
             options.purpose = std::move(purpose);
             options.replaced = std::move(replaced);
+            options.shards = parse_shard_scope(shards);
             std::vector<Gradient> gradients;
             for (const auto& [name, count, dtype, shape] : list) {
               gradients.push_back({name, count, static_cast<DType>(dtype), shape});
@@ -57,6 +90,7 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
           nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio, nb::arg("topk_momentum") = 0.0,
           nb::arg("compares_names") = true, nb::arg("purpose") = "", nb::arg("replaced") = std::vector<std::string>(),
+          nb::arg("shards") = "none",
           "Collective; see gradient_reducer.h. `gradients` lists (name, elements, dtype, shape as text).")
       .def(
           "ready",
@@ -112,6 +146,22 @@ void bind_gradient_reducer(nb::module_& m) {
             reducer.set_kept(index, part, reinterpret_cast<const float*>(values));
           },
           nb::arg("index"), nb::arg("part"), nb::arg("values"), Release())
+      .def_prop_ro("sharded_buffers", &GradientReducer::sharded_buffers, nb::rv_policy::copy)
+      .def(
+          "means",
+          [](const GradientReducer& reducer, std::size_t number) {
+            return reinterpret_cast<Pointer>(reducer.means(number));
+          },
+          nb::arg("number"), "Returns the address of a buffer's means, valid until the next step.")
+      .def(
+          "gather",
+          [](GradientReducer& reducer, const std::vector<Pointer>& data) {
+            std::vector<void*> pointers;
+            for (const Pointer one : data) pointers.push_back(reinterpret_cast<void*>(one));
+            return reducer.gather(pointers);
+          },
+          nb::arg("data"), nb::keep_alive<0, 1>(), Release(),
+          "Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks.")
       .def("abort", &GradientReducer::abort, nb::arg("reason"), Release())
       .def_prop_ro("group_name", &GradientReducer::group_name)
       .def("explain", &GradientReducer::explain)

@@ -199,10 +199,41 @@ class Meeting:
     def check(self, has_failed: bool = False) -> None:
         """Raises MismatchError or PeerLostError if the ranks can never all join."""
 
+class ShardedBuffer:
+    """A fusion buffer of which each rank owns a part."""
+
+    @property
+    def dtype(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def is_alone(self) -> bool: ...
+
+    @property
+    def members(self) -> list[tuple[int, int, int]]:
+        """Index of each gradient, its offset, and its number of elements."""
+
+    @property
+    def owned(self) -> list[tuple[int, int]]:
+        """First element and end of each range that this rank owns."""
+
+class ParameterGather:
+    """Parameters on their way from the owners of shards to all ranks."""
+
+    def ready(self, number: int) -> None: ...
+
+    def wait_for(self, number: int) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def is_there(self, number: int) -> bool: ...
+
 class GradientReducer:
     """Averages gradients over a group while the backward pass runs."""
 
-    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, compares_names: bool = True, purpose: str = '', replaced: Sequence[str] = []) -> None:
+    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, compares_names: bool = True, purpose: str = '', replaced: Sequence[str] = [], shards: str = 'none') -> None:
         """
         Collective; see gradient_reducer.h. `gradients` lists (name, elements, dtype, shape as text).
         """
@@ -234,6 +265,17 @@ class GradientReducer:
     def copy_kept(self, index: int, part: int, out: int) -> bool: ...
 
     def set_kept(self, index: int, part: int, values: int) -> None: ...
+
+    @property
+    def sharded_buffers(self) -> list[ShardedBuffer]: ...
+
+    def means(self, number: int) -> int:
+        """Returns the address of a buffer's means, valid until the next step."""
+
+    def gather(self, data: Sequence[int]) -> ParameterGather:
+        """
+        Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks.
+        """
 
     def abort(self, reason: str) -> None: ...
 
