@@ -133,6 +133,7 @@ ROOMS: dict[str, set[str]] = {
     "optimizers": set(),
     "data_parallel": {"process_group"},
     "step_in_forward": {"data_parallel", "process_group"},
+    "sharding": {"data_parallel", "optimizers", "process_group"},
     "pipelining.tensors": {"mesh", "process_group"},
     "pipelining.units": {"pipelining.tensors"},
     "pipelining.ghosts": {"pipelining.tensors", "pipelining.units"},

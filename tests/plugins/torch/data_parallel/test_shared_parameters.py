@@ -140,7 +140,7 @@ def forwards_before_backwards() -> None:
 
 def only_those_in_a_backward_sum_copies() -> None:
     first, second = models(smdp.torch.DistributedDataParallel)
-    hooks = first.gradient_hooks()
+    hooks = first.gradient_hooks("the test")
     deliver, are_copies = hooks.deliver, []
 
     def look(index: int, grad: Tensor) -> Tensor | None:
@@ -155,9 +155,9 @@ def only_those_in_a_backward_sum_copies() -> None:
 
 def closed_hooks_are_forgotten() -> None:
     first, second = models(smdp.torch.DistributedDataParallel)
-    hooks = first.gradient_hooks()
-    assert [other for other, _ in hooks.shared.others(0)] == [second.gradient_hooks()]
-    second.gradient_hooks().close()
+    hooks = first.gradient_hooks("the test")
+    assert [other for other, _ in hooks.shared.others(0)] == [second.gradient_hooks("the test")]
+    second.gradient_hooks("the test").close()
     assert not hooks.shared.others(0) and not hooks.shared.others(1)
     assert not hooks.shared.indices
     assert len(shared_parameters._uses) == len(hooks.parameters)

@@ -188,7 +188,7 @@ def check_moved_gradient() -> None:
     with pytest.raises(
         RuntimeError, match=r"'weight' is on meta, but its parameter was on the CPU.*Move the model first"
     ):
-        ddp.gradient_hooks().hand_over(0, moved)
+        ddp.gradient_hooks("the test").hand_over(0, moved)
 
 
 def test_a_model_that_was_moved_after_wrapping() -> None:

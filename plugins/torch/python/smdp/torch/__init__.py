@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
     from smdp.torch.precision.gradient_scaler import GradScaler as GradScaler
     from smdp.torch.preemption.spared_workers import spared_workers as spared_workers
+    from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
     from smdp.torch.step_in_forward.step_in_forward import StepInForward as StepInForward
 
 _TRIED = ("2.13", "2.14", "2.15")
@@ -44,6 +45,7 @@ _TRIED = ("2.13", "2.14", "2.15")
 _MODULES = {
     "GradScaler": "precision.gradient_scaler",
     "PipelinedModule": "pipelining.pipelined.pipelined_module",
+    "ShardedOptimizer": "sharding.sharded_optimizer",
     "StepInForward": "step_in_forward.step_in_forward",
     "clip_grad_norm_": "precision.clipping",
     "delayed_initialization": "initialization.delayed_initialization",

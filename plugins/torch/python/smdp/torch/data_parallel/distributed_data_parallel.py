@@ -302,25 +302,28 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """
         follow(scaler, self)
 
-    def gradient_hooks(self) -> GradientHooks:
-        """Returns the gradient hooks, for callers that wait for gradients after the end of backward.
+    def gradient_hooks(self, feature: str) -> GradientHooks:
+        """Returns the gradient hooks, for features that take the gradients over.
+
+        Args:
+            feature: The name of the feature, for messages.
 
         Raises:
             ValueError: The model uses torch's reducer, top-k momentum or sparse gradients.
         """
         if self._hook_options is None:
             raise ValueError(
-                "[smdp] StepInForward needs a module on the CPU, but this model uses torch's reducer."
+                f"[smdp] {feature} needs a module on the CPU, but this model uses torch's reducer."
             )
         if self._hook_options["topk_momentum"]:
             raise ValueError(
-                "[smdp] StepInForward cannot be used with topk_momentum, which needs all gradients at once."
+                f"[smdp] {feature} cannot be used with topk_momentum, which needs all gradients at once."
             )
         hooks = self._make_hooks()
         if hooks.sparse.indices:
             raise ValueError(
-                "[smdp] StepInForward cannot be used with sparse gradients, which are averaged only at the"
-                " end of backward. Set sparse=False in the embeddings."
+                f"[smdp] {feature} cannot be used with sparse gradients, which are averaged only at the end"
+                " of backward. Set sparse=False in the embeddings."
             )
         return hooks
 

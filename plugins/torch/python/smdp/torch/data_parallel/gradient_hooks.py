@@ -6,7 +6,6 @@ import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.autograd.graph import Node
 from torch.nn import Parameter
 
 from smdp import _core
+from smdp.torch.data_parallel.gradient_takers import Deferral, Shards
 from smdp.torch.data_parallel.output_marks import OutputMarks, arming
 from smdp.torch.data_parallel.parameter_hooks import ParameterHooks
 from smdp.torch.data_parallel.plain_backward import is_plain_backward
@@ -35,16 +35,6 @@ from smdp.torch.process_group.registered_parameters import (
 )
 
 _NONE = -1
-
-
-class Deferral(Protocol):
-    """Takes the gradients over at the end of backward, before they are averaged."""
-
-    def hold(self) -> None:
-        """Takes the gradients. `deliver()` returns each mean, and the reducer's `wait()` ends the step."""
-
-    def settle(self) -> None:
-        """Ends the previous step if it has not ended."""
 
 
 class GradientHooks:
@@ -78,6 +68,7 @@ class GradientHooks:
         shared: Tracks the parameters that other models average as well.
         momentum: Momentum of the gradients that "topk" does not compress.
         deferral: The object that waits for the means in place of the end of backward, initially None.
+        shards: The object that owns pieces of the means, initially None: every rank has all means.
     """
 
     def __init__(
@@ -115,6 +106,7 @@ class GradientHooks:
         self.scale = 1.0
         self._marks = OutputMarks(self)
         self.deferral: Deferral | None = None
+        self.shards: Shards | None = None
         self.shared = SharedParameters(self, self.parameters)
         self.shared.check_none_is_deferred([one.name for one in self.registered])
         self._make_reducer = partial(
@@ -136,6 +128,17 @@ class GradientHooks:
         # replaced. Assigned after the reducer, which ends its operations before this memory is freed.
         self._lent: dict[int, Tensor] = {}
         self._hooks = ParameterHooks(self.parameters, partial(_taking, weakref.ref(self)))
+
+    def shard(self, scope: str) -> _core.GradientReducer:
+        """Replaces the reducer by one whose means are owned in shards. Collective.
+
+        Args:
+            scope: "world" or "host".
+        """
+        described_now = described(self.registered, self.parameters, self.sparse.indices)
+        self._make_reducer = partial(self._make_reducer, shards=scope)
+        self.reducer = self._make_reducer(described_now, replaced=[self.reducer.group_name])
+        return self.reducer
 
     def close(self) -> None:
         """Removes the hooks, once another object takes over all parameters."""
@@ -292,6 +295,8 @@ class GradientHooks:
         """
         grad = parameter.grad
         assert grad is not None
+        if self.shards is not None:
+            grad = self.shards.contribution(grad)
         registered = self.registered[index]
         if not grad.is_cpu:
             refuse_device(registered.name, grad)
@@ -370,8 +375,13 @@ class GradientHooks:
             The mean, or None if no rank had a gradient.
         """
         lent = self._lent.pop(index, None)
-        if index in self._left and not self.reducer.is_used(index):
+        if self.shards is None and index in self._left and not self.reducer.is_used(index):
             return grad
+        if self.shards is not None:
+            if index not in self._left and not self.reducer.is_used(index):
+                return None
+            mean = self.shards.mean(index, lent)
+            return mean if self.scale == 1.0 else mean.mul_(self.scale)
         if grad is None and not self.reducer.is_used(index):
             return None
         if index in self.sparse.indices:

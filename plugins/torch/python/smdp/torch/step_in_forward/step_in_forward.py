@@ -87,7 +87,7 @@ class StepInForward:
                     " model. Pass submodules of the wrapped model."
                 )
         self._names = {id(parameter): name for name, parameter in root.named_parameters()}
-        self._hooks = model.gradient_hooks()
+        self._hooks = model.gradient_hooks("StepInForward")
         self._parameters = self._hooks.parameters
         self._check(optimizers)
         self._held: dict[int, Tensor | None] = {}  # gradients that are still being averaged, by index
@@ -136,8 +136,11 @@ class StepInForward:
         return None
 
     def _check(self, optimizers: Iterable[Optimizer]) -> None:
-        if self._hooks.deferral is not None:
-            raise ValueError("[smdp] this model is already in a StepInForward. Create only one for a model.")
+        if self._hooks.deferral is not None or self._hooks.shards is not None:
+            raise ValueError(
+                "[smdp] this model is already in a StepInForward or a ShardedOptimizer. Create only one for a"
+                " model."
+            )
         for index, parameter in enumerate(self._parameters):
             if self._hooks.shared.others(index):
                 raise ValueError(

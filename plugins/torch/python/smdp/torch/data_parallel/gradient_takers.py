@@ -1,0 +1,32 @@
+"""Protocols of what takes gradients over from `GradientHooks`, before or after they are averaged."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Deferral(Protocol):
+    """Takes the gradients over at the end of backward, before they are averaged."""
+
+    def hold(self) -> None:
+        """Takes the gradients. `deliver()` returns each mean, and the reducer's `wait()` ends the step."""
+
+    def settle(self) -> None:
+        """Ends the previous step if it has not ended."""
+
+
+class Shards(Protocol):
+    """Takes the means of which this rank owns pieces."""
+
+    def mean(self, index: int, lent: Tensor | None) -> Tensor:
+        """Returns the mean of a gradient that the reducer has just averaged.
+
+        Args:
+            index: The parameter's index.
+            lent: The tensor that this rank handed over, or None.
+        """
+
+    def contribution(self, grad: Tensor) -> Tensor:
+        """Returns what this rank adds to the next mean, given a parameter's gradient."""

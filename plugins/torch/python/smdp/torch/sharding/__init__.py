@@ -1,0 +1,1 @@
+"""Optimizer state that exists once per group of replicas."""

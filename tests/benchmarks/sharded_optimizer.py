@@ -1,0 +1,109 @@
+"""A training step with a sharded optimizer beside data parallelism and what torch has, one thread per rank.
+
+Start it on two ranks: smdp run -n 2 tests/benchmarks/sharded_optimizer.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+
+import smdp.torch
+
+Made = tuple[nn.Module, Optimizer]
+
+
+def blocks(count: int, width: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(count)
+        )
+    )
+
+
+def ddp(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    wrapped = (
+        smdp.torch.DistributedDataParallel(model)
+        if dist.get_backend(group) == "smdp"
+        else DistributedDataParallel(model, process_group=group)
+    )
+    return wrapped, AdamW(wrapped.parameters(), lr=1e-4)
+
+
+def sharded(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    wrapped, optimizer = ddp(model, group)
+    assert isinstance(wrapped, smdp.torch.DistributedDataParallel)
+    return wrapped, smdp.torch.ShardedOptimizer(optimizer, wrapped)
+
+
+def zero(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    wrapped, _ = ddp(model, group)
+    return wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), AdamW, process_group=group, lr=1e-4)
+
+
+def fsdp(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    mesh = dist.DeviceMesh.from_group(group, "cpu")
+    for block in model.children():
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, AdamW(model.parameters(), lr=1e-4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=12)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("smdp")
+    gloo = dist.new_group(backend="gloo")
+    world = dist.group.WORLD
+    kinds: dict[str, tuple[Callable[[nn.Module, dist.ProcessGroup], Made], dist.ProcessGroup]] = {
+        "ShardedOptimizer on smdp": (sharded, world),
+        "DDP on smdp": (ddp, world),
+        "DDP on gloo": (ddp, gloo),
+        "ZeroRedundancyOptimizer on smdp": (zero, world),
+        "ZeroRedundancyOptimizer on gloo": (zero, gloo),
+        "FSDP2 on smdp": (fsdp, world),
+        "FSDP2 on gloo": (fsdp, gloo),
+    }
+    batch = torch.randn(options.batch, options.width)
+    made = {name: make(blocks(options.blocks, options.width), group) for name, (make, group) in kinds.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in made}
+    for round_ in range(-2, options.rounds):
+        for name, (model, optimizer) in made.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            step(model, optimizer, batch)
+            if round_ >= 0:
+                seconds[name].append(time.perf_counter() - begin)
+    if dist.get_rank() == 0:
+        medians = {name: 1e3 * statistics.median(found) for name, found in seconds.items()}
+        reference = medians["ShardedOptimizer on smdp"]
+        for name, median in medians.items():
+            print(f"{name:32} {median:7.0f} ms  {median / reference:5.2f}")
+    dist.destroy_process_group()
+
+
+def step(model: nn.Module, optimizer: Optimizer, batch: Tensor) -> None:
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
