@@ -40,8 +40,8 @@ class Batch {
     }
   };
 
-  // The first `filled` items can be read at once. shards_span_hosts: a shard of an item that
-  // is not whole has one owner among all ranks; false: one on each host, who all have the same sum.
+  // The first `filled` items can be read at once. shards_span_hosts: a shard of an item that is not whole has one owner
+  // among all ranks; false: one on each host, who all have the same sum.
   Batch(std::vector<Item> items, std::size_t filled, const cost::ExchangeSizes& sizes = {},
         bool shards_span_hosts = true)
       : items_(std::move(items)), sizes_(sizes), shards_span_hosts_(shards_span_hosts), filled_(filled) {}

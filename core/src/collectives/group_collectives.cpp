@@ -14,6 +14,21 @@
 #include "smdp/error.h"
 
 namespace smdp {
+namespace {
+
+// The name under which messages list a batch: its first item is a fusion buffer.
+OpKind kind_of(const Batch& batch) {
+  switch (batch.items().front().part) {
+    case Part::kToOwners:
+      return OpKind::kReduceScatter;
+    case Part::kFromOwners:
+      return OpKind::kAllGather;
+    default:
+      return OpKind::kAllReduce;
+  }
+}
+
+}  // namespace
 
 Group::Handle Group::all_reduce(const void* in, void* out, std::span<const std::int64_t> shape, DType dtype,
                                 ReduceOp op, double factor, const Call& call) {
@@ -64,22 +79,6 @@ Group::Handle Group::all_reduce_sparse(std::shared_ptr<SparseSum> sum, ReduceOp 
       },
       call);
 }
-
-namespace {
-
-// The name under which messages list a batch: its first item is a fusion buffer.
-OpKind kind_of(const Batch& batch) {
-  switch (batch.items().front().part) {
-    case Part::kToOwners:
-      return OpKind::kReduceScatter;
-    case Part::kFromOwners:
-      return OpKind::kAllGather;
-    default:
-      return OpKind::kAllReduce;
-  }
-}
-
-}  // namespace
 
 Group::Handle Group::all_reduce_batch(std::shared_ptr<Batch> batch, const Call& call) {
   std::int64_t elements = 0;

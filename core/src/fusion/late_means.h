@@ -1,5 +1,5 @@
 // Means of gradients that no rank used in a step: a codec sends what it has kept back even for such a gradient. All
-// ranks keep the same bits, and add them to the next mean that is used.
+// ranks keep the same bits, or with shards each rank those of its own, and add them to the next mean that is used.
 #pragma once
 
 #include <algorithm>

@@ -22,7 +22,9 @@ ParameterGather::Impl::Impl(Group& group, const std::vector<FusionBuffer>& buffe
   for (std::size_t number = buffers.size(); number-- > 0;) {
     const FusionBuffer& buffer = buffers[number];
     auto* memory = static_cast<std::byte*>(data[number]);
-    if (memory == nullptr) throw InvalidArgument("[smdp] gather() got a null pointer for " + labels_[number] + ".");
+    if (memory == nullptr && buffer.plan.count > 0) {
+      throw InvalidArgument("[smdp] gather() got a null pointer for " + labels_[number] + ".");
+    }
     items.push_back({memory,
                      memory,
                      buffer.plan.count,
@@ -67,6 +69,11 @@ void ParameterGather::Impl::wait(const std::function<bool()>& interrupted) {
   for (std::size_t number = done_.size(); number-- > 0;) wait(number, interrupted);
   wait_for_part(*handle_, handle_, group_, interrupted);
   handle_->wait();  // throws its error
+}
+
+bool ParameterGather::Impl::is_there(std::size_t number) const {
+  check_number(number);
+  return done_[number]->done();
 }
 
 void ParameterGather::Impl::check_number(std::size_t number) const {

@@ -16,14 +16,15 @@ namespace smdp {
 
 class ParameterGather::Impl {
  public:
-  // The group must outlive this object. buffers and labels: by number; data: memory laid out as the buffers.
+  // The group must outlive this object. buffers and labels: by number; data: memory laid out as the buffers, null only
+  // for a buffer without elements.
   Impl(Group& group, const std::vector<FusionBuffer>& buffers, std::vector<std::string> labels,
        const std::vector<void*>& data, const cost::ExchangeSizes& sizes, bool shards_span_hosts);
 
   void ready(std::size_t number);
   void wait(std::size_t number, const std::function<bool()>& interrupted);
   void wait(const std::function<bool()>& interrupted);
-  bool is_there(std::size_t number) const { return done_.at(number)->done(); }
+  bool is_there(std::size_t number) const;
 
  private:
   // Position of a buffer among the items.
