@@ -346,10 +346,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """Returns the hook with which a rank without inputs takes part in the steps of the other ranks."""
         if self._hook_options is None:
             return super().join_hook(**kwargs)
-        if self._make_hooks().deferral is not None:
-            raise ValueError("[smdp] join() cannot be used with StepInForward. Remove one of them.")
+        hooks = self._make_hooks()
+        for taker, feature in ((hooks.deferral, "StepInForward"), (hooks.shards, "ShardedOptimizer")):
+            if taker is not None:
+                raise ValueError(f"[smdp] join() cannot be used with {feature}. Remove one of them.")
         self._divides_by_all = kwargs.get("divide_by_initial_world_size", True)
-        return EmptySteps(self, self._make_hooks())
+        return EmptySteps(self, hooks)
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._hook_options is None:

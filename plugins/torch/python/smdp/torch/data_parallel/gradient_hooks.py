@@ -61,6 +61,7 @@ class GradientHooks:
             dense.
 
     Attributes:
+        compression: The format in which gradients travel between hosts.
         scale: A factor for the averaged gradients, initially 1.
         parameters: The parameters whose gradients are averaged, by index.
         registered: Name, dtype and element count of each parameter at registration.
@@ -87,6 +88,7 @@ class GradientHooks:
         is_static: bool = False,
         sparse: Collection[int] | None = (),
     ) -> None:
+        self.compression = compression
         self.parameters = [parameter for _, parameter in parameters]
         self._is_wanted = is_wanted
         self._ended = ended
@@ -108,7 +110,7 @@ class GradientHooks:
         self.deferral: Deferral | None = None
         self.shards: Shards | None = None
         self.shared = SharedParameters(self, self.parameters)
-        self.shared.check_none_is_deferred([one.name for one in self.registered])
+        self.shared.check_none_is_taken([one.name for one in self.registered])
         self._make_reducer = partial(
             _core.GradientReducer,
             group,
@@ -170,6 +172,11 @@ class GradientHooks:
     def is_deferred(self) -> bool:
         """Whether the optimizer steps in the next forward."""
         return self.deferral is not None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has pieces of the means only."""
+        return self.shards is not None
 
     def hook_id(self, index: int) -> int:
         """Returns torch's id of the hook on a parameter."""

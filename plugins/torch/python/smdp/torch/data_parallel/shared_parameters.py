@@ -23,6 +23,10 @@ class Averages(Protocol):
     def is_deferred(self) -> bool:
         """Whether its optimizer steps in the next forward."""
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has pieces of the means only."""
+
     def is_in_backward(self) -> bool:
         """Returns whether this object averages the gradients of the innermost running backward."""
 
@@ -83,8 +87,8 @@ class SharedParameters:
             self.indices.discard(index)
         return found
 
-    def check_none_is_deferred(self, names: Sequence[str]) -> None:
-        """Checks that no shared parameter belongs to a model in a StepInForward.
+    def check_none_is_taken(self, names: Sequence[str]) -> None:
+        """Checks that no shared parameter belongs to a model in a StepInForward or a ShardedOptimizer.
 
         Args:
             names: The names of all parameters.
@@ -93,10 +97,17 @@ class SharedParameters:
             ValueError: A shared parameter does.
         """
         for index, name in enumerate(names):
-            if any(other.is_deferred for other, _ in self.others(index)):
+            others = [other for other, _ in self.others(index)]
+            if any(other.is_deferred for other in others):
                 raise ValueError(
                     f"[smdp] parameter {name!r} also belongs to a model in a StepInForward, which removes its"
                     " gradient from backward. Models that share parameters cannot use StepInForward."
+                )
+            if any(other.is_sharded for other in others):
+                raise ValueError(
+                    f"[smdp] parameter {name!r} also belongs to a wrapped model in a ShardedOptimizer, which"
+                    " distributes its gradient over the ranks. Delete that wrapper and its optimizer first,"
+                    " or use one wrapper for both models."
                 )
 
     def leave(self) -> None:
