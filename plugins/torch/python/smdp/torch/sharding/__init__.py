@@ -1,1 +1,1 @@
-"""Optimizer state that exists once per group of replicas."""
+"""`ShardedOptimizer`: the state of an optimizer, kept once for all ranks or once per host."""

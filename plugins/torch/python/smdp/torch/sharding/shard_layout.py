@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ class Piece(NamedTuple):
     end: int
 
 
+class _Form(NamedTuple):
+    """What a parameter must keep while it is in a layout."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: list[int]  # of the dimensions that have more than one element
+
+
 class ShardLayout:
     """The fusion buffers of a sharded reducer, seen from the parameters.
 
@@ -33,15 +41,19 @@ class ShardLayout:
 
     Args:
         reducer: A reducer whose `shards` are "world" or "host".
-        parameters: The parameters, by index.
+        parameters: The parameters, by index. Each is dense; see `is_dense()`.
+        names: Their names, for messages.
 
     Attributes:
         pieces: The pieces of each parameter that this rank owns, by index.
     """
 
-    def __init__(self, reducer: _core.GradientReducer, parameters: Sequence[Parameter]) -> None:
+    def __init__(
+        self, reducer: _core.GradientReducer, parameters: Sequence[Parameter], names: Sequence[str]
+    ) -> None:
         self._reducer = reducer
         self._parameters = parameters
+        self._names = names
         self._buffers = reducer.sharded_buffers
         self.pieces: list[list[Piece]] = [[] for _ in parameters]
         self._place: dict[int, tuple[int, int]] = {}  # buffer and offset of each parameter, by index
@@ -52,12 +64,14 @@ class ShardLayout:
                     first, last = max(begin - offset, 0), min(end - offset, count)
                     if first < last:
                         self.pieces[index].append(Piece(first, last))
+        self._forms = [_form(parameter) for parameter in parameters]
+        self._memory: dict[int, memoryview] = {}  # by buffer, unless its parameter is alone in it
         self._flat = [self._flattened(number) for number in range(len(self._buffers))]
 
     @property
-    def numel(self) -> int:
-        """The number of elements that this rank owns."""
-        return sum(piece.end - piece.begin for pieces in self.pieces for piece in pieces)
+    def size(self) -> int:
+        """The number of fusion buffers."""
+        return len(self._buffers)
 
     def views(self, index: int) -> list[Tensor]:
         """Returns one-dimensional views of this rank's pieces of a parameter."""
@@ -65,7 +79,7 @@ class ShardLayout:
         return [self._flat[number][offset + piece.begin : offset + piece.end] for piece in self.pieces[index]]
 
     def means(self, index: int, lent: Tensor | None) -> list[Tensor]:
-        """Returns views of this rank's pieces of a mean, which are valid until the next step.
+        """Returns views of this rank's pieces of a mean, which have these values until the next step.
 
         Args:
             index: The parameter's index.
@@ -74,73 +88,97 @@ class ShardLayout:
         number, offset = self._place[index]
         buffer = self._buffers[number]
         if buffer.is_alone and lent is not None:
-            flat = _flat(lent)
+            flat = flattened(lent)
             return [flat[piece.begin : piece.end] for piece in self.pieces[index]]
-        dtype = self._parameters[index].dtype
         if buffer.count == 0:
             return []
-        size = buffer.count * dtype.itemsize
-        memory = (ctypes.c_byte * size).from_address(self._reducer.means(number))
+        dtype = self._forms[index].dtype
+        memory = (ctypes.c_byte * (buffer.count * dtype.itemsize)).from_address(self._reducer.means(number))
+        memory.__dict__["reducer"] = self._reducer  # it owns the memory, and lives as long as the views
         flat = torch.frombuffer(memory, dtype=dtype)
         return [flat[offset + piece.begin : offset + piece.end] for piece in self.pieces[index]]
 
-    @property
-    def size(self) -> int:
-        """The number of fusion buffers."""
-        return len(self._buffers)
+    def cut(self, index: int, tensor: Tensor) -> list[Tensor]:
+        """Returns copies of this rank's pieces of a tensor that has a parameter's shape."""
+        laid_out = self.empty(index, tensor.dtype).copy_(tensor)
+        flat = flattened(laid_out)
+        return [flat[piece.begin : piece.end].clone() for piece in self.pieces[index]]
 
-    def cut(self, index: int, place: int, state: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-        """Returns the part of a parameter's optimizer state that belongs to one of its pieces.
-
-        Args:
-            index: The parameter's index.
-            place: Which of the parameter's pieces is meant.
-            state: The state of the whole parameter. Tensors of the parameter's shape are cut, and everything
-                else is copied.
-            parameter: The parameter.
-        """
-        piece = self.pieces[index][place]
-        cut: dict[str, Any] = {}
-        for key, value in state.items():
-            if not isinstance(value, Tensor):
-                cut[key] = value
-            elif value.shape == parameter.shape and value.numel() > 0 and key != "step":
-                laid_out = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype)
-                cut[key] = _flat(laid_out.copy_(value))[piece.begin : piece.end].clone()
-            else:
-                cut[key] = value.clone()
-        return cut
-
-    def buffer_of(self, index: int) -> int:
-        """Returns the number of the fusion buffer that a parameter belongs to."""
-        return self._place[index][0]
+    def empty(self, index: int, dtype: torch.dtype) -> Tensor:
+        """Returns a new tensor that is laid out like a parameter."""
+        parameter = self._parameters[index]
+        return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
 
     def gather(self) -> _core.ParameterGather:
         """Starts sending the pieces of all ranks to all ranks, buffer by buffer. Collective."""
         return self._reducer.gather([flat.data_ptr() for flat in self._flat])
+
+    def bring_back(self) -> None:
+        """Moves parameters whose memory was replaced back to where they are updated and sent.
+
+        Raises:
+            RuntimeError: A parameter has another dtype, shape, device or memory order than before.
+        """
+        for index, parameter in enumerate(self._parameters):
+            number, offset = self._place[index]
+            flat = self._flat[number]
+            if (found := _form(parameter)) != self._forms[index] or not parameter.is_cpu:
+                raise RuntimeError(
+                    f"[smdp] parameter {self._names[index]!r} was {_described(self._forms[index])} on the CPU"
+                    f" when a ShardedOptimizer distributed it, and is now {_described(found)} on"
+                    f" {parameter.device}. Convert the model before wrapping it and its optimizer."
+                )
+            if parameter.numel() and parameter.data_ptr() != flat.data_ptr() + offset * flat.element_size():
+                self._bind(parameter, number, offset)
 
     def _flattened(self, number: int) -> Tensor:
         """Moves the parameters of a buffer into flat memory, and returns it."""
         buffer = self._buffers[number]
         members = [(self._parameters[index], offset) for index, offset, _ in buffer.members]
         if buffer.is_alone:
-            return _flat(members[0][0].data)
+            return flattened(members[0][0].data)
         flat = torch.zeros(buffer.count, dtype=members[0][0].dtype)
-        # Each parameter gets its own storage, so that it can be saved and copied by itself.
-        memory = memoryview(flat.view(torch.uint8).numpy())
-        size = flat.element_size()
-        with torch.no_grad():
-            for parameter, offset in members:
-                if parameter.numel() == 0:
-                    continue
-                part = memory[offset * size : (offset + parameter.numel()) * size]
-                own = torch.frombuffer(part, dtype=flat.dtype)
-                moved = own.as_strided(parameter.shape, parameter.stride())
-                moved.copy_(parameter)
-                parameter.data = moved
+        self._memory[number] = memoryview(flat.view(torch.uint8).numpy())
+        for parameter, offset in members:
+            if parameter.numel():
+                self._bind(parameter, number, offset)
         return flat
 
+    def _bind(self, parameter: Parameter, number: int, offset: int) -> None:
+        """Copies a parameter into its place in flat memory, and makes it use this memory."""
+        if number in self._memory:
+            # Each parameter gets its own storage, so that it can be saved and copied by itself.
+            size = parameter.element_size()
+            part = self._memory[number][offset * size : (offset + parameter.numel()) * size]
+            own = torch.frombuffer(part, dtype=parameter.dtype)
+        else:
+            own = self._flat[number]
+        moved = own.as_strided(parameter.shape, parameter.stride(), own.storage_offset())
+        moved.copy_(parameter.detach())
+        parameter.data = moved
 
-def _flat(tensor: Tensor) -> Tensor:
+
+def is_dense(tensor: Tensor) -> bool:
+    """Returns whether a tensor's elements fill its memory without gaps, in any order of the dimensions."""
+    expected = 1
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, extent in sorted(pair for pair in pairs if pair[1] != 1):
+        if stride != expected and tensor.numel():
+            return False
+        expected *= extent
+    return True
+
+
+def flattened(tensor: Tensor) -> Tensor:
     """Returns a one-dimensional view of a dense tensor, in memory order."""
     return torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _form(parameter: Tensor) -> _Form:
+    pairs = zip(parameter.stride(), parameter.shape, strict=True)
+    strides = [stride for stride, extent in pairs if extent != 1]
+    return _Form(parameter.dtype, tuple(parameter.shape), strides)
+
+
+def _described(form: _Form) -> str:
+    return f"{form.dtype} of shape {form.shape} with strides {form.strides}"

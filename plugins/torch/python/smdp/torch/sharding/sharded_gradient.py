@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from smdp.torch.sharding.shard_layout import Piece
+from smdp.torch.sharding.shard_layout import Piece, flattened
+from smdp.torch.sharding.shard_owners import ShardOwners
 
 _aten = torch.ops.aten
 # In place and element by element: they are carried out on the pieces.
@@ -43,7 +43,8 @@ class ShardedGradient(Tensor):
 
     It has the shape, dtype and device of its parameter. Norms are those of the whole gradient, and all ranks
     must compute them together, as `torch.nn.utils.clip_grad_norm_` does. Scaling, clamping and unscaling
-    change this rank's pieces. `full_tensor()` returns all values.
+    change this rank's pieces. `full_tensor()` returns all values. The next backward that averages gradients
+    reuses the memory; a gradient that was kept until then raises an error when it is used.
 
     Attributes:
         pieces: One-dimensional tensors, this rank's values.
@@ -52,7 +53,8 @@ class ShardedGradient(Tensor):
     pieces: list[Tensor]
     _ranges: Sequence[Piece]
     _owners: ShardOwners
-    _local: Tensor | None
+    _sum: Tensor | None  # this rank's contribution to the next mean, once something was added to it
+    _step: int
 
     @staticmethod
     def __new__(
@@ -65,7 +67,8 @@ class ShardedGradient(Tensor):
         made.pieces = pieces
         made._ranges = ranges
         made._owners = owners
-        made._local = None
+        made._sum = None
+        made._step = owners.step
         return made
 
     def __repr__(self) -> str:
@@ -74,34 +77,70 @@ class ShardedGradient(Tensor):
         return f"ShardedGradient({tuple(self.shape)}, {self.dtype}, {own} values on this rank)"
 
     def full_tensor(self) -> Tensor:
-        """Returns all values. All ranks that share the gradient must call it."""
-        whole = self._scattered(1.0)
-        dist.all_reduce(whole, group=self._owners.group)
-        return whole if self._owners.copies == 1 else whole.div_(self._owners.copies)
+        """Returns all values. All ranks that share the gradient must call it.
 
-    def to_local(self) -> Tensor:
-        """Returns what this rank contributes to the next mean: the previous mean, and what was added since.
+        Raises:
+            RuntimeError: Something was added to the gradient since it was averaged, or it was kept from an
+                earlier backward.
+        """
+        self.averaged("full_tensor()")
+        whole = self._scattered(1.0 if self._owners.is_counted else 0.0)
+        dist.all_reduce(whole, group=self._owners.group)
+        return whole
+
+    def contribution(self) -> Tensor:
+        """Returns what this rank adds to the next mean: the previous mean, and what was added since.
 
         The mean over all ranks of the contributions without additions is this gradient.
         """
-        if self._local is None:
-            self._local = self._scattered(self._owners.group.size() / self._owners.copies)
-        return self._local
+        self._check_current("backward")
+        if self._sum is not None:
+            return self._sum
+        return self._scattered(self._owners.group.size() / self._owners.copies)
 
-    def averaged_pieces(self) -> list[Tensor]:
+    def averaged(self, what: object) -> list[Tensor]:
         """Returns this rank's values.
 
+        Args:
+            what: The operation that needs them, for messages.
+
         Raises:
-            RuntimeError: Backward has added to the gradient since it was averaged.
+            RuntimeError: Something was added to the gradient since it was averaged, or it was kept from an
+                earlier backward.
         """
-        return self._averaged("step()")
+        self._check_current(what)
+        if self._sum is not None:
+            raise RuntimeError(
+                f"[smdp] {what}: a backward under no_sync(), or add_(), has added to this gradient of shape"
+                f" {tuple(self.shape)}, and the sum is not averaged yet. Call this after a backward without"
+                " no_sync()."
+            )
+        return self.pieces
+
+    def _check_current(self, what: object) -> None:
+        if self._step != self._owners.step:
+            raise RuntimeError(
+                f"[smdp] {what}: this gradient of shape {tuple(self.shape)} was kept from an earlier backward"
+                f" ({self._owners.step - self._step} steps ago), and its memory holds newer values. Use"
+                " parameter.grad, and keep grad.full_tensor() if you need values for longer."
+            )
+
+    def _changed(self, func: object) -> list[Tensor]:
+        """Returns the tensors that an elementwise operation in place is carried out on."""
+        if func is _aten.zero_.default or func is _aten._foreach_zero_.default:
+            self._sum = None
+        return self.averaged(func)
+
+    def _add(self, *args: Any, **kwargs: Any) -> None:
+        self._sum = self.contribution().add_(*args, **kwargs)
 
     def _scattered(self, factor: float) -> Tensor:
         """Returns a tensor of the whole shape with this rank's values times a factor, and zeros elsewhere."""
         whole = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device).zero_()
-        flat = torch.as_strided(whole, (whole.numel(),), (1,))
-        for piece, own in zip(self._ranges, self.pieces, strict=True):
-            torch.mul(own, factor, out=flat[piece.begin : piece.end])
+        flat = flattened(whole)
+        if factor:
+            for piece, own in zip(self._ranges, self.pieces, strict=True):
+                torch.mul(own, factor, out=flat[piece.begin : piece.end])
         return whole
 
     @classmethod
@@ -111,16 +150,16 @@ class ShardedGradient(Tensor):
         if func is _aten.detach.default:
             return args[0]
         if func in _ELEMENTWISE and isinstance(args[0], cls):
-            for piece in args[0]._averaged(func):
+            for piece in args[0]._changed(func):
                 func(piece, *args[1:], **kwargs)
             return args[0]
         if func in _ELEMENTWISE_LISTS and all(isinstance(one, cls) for one in args[0]):
-            pieces = [piece for one in args[0] for piece in one._averaged(func)]
+            pieces = [piece for one in args[0] for piece in one._changed(func)]
             if pieces:
                 func(pieces, *args[1:], **kwargs)
             return None
         if func is _aten.add_.Tensor and isinstance(args[0], cls) and not isinstance(args[1], cls):
-            args[0].to_local().add_(*args[1:], **kwargs)
+            args[0]._add(*args[1:], **kwargs)
             return args[0]
         if func is _aten._foreach_norm.Scalar:
             return _norms(args[0], *args[1:], **kwargs)
@@ -128,7 +167,7 @@ class ShardedGradient(Tensor):
             return _norms([args[0]], *args[1:], **kwargs)[0]
         if func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
             grads, found, factor = args
-            if pieces := [piece for one in grads for piece in one._averaged(func)]:
+            if pieces := [piece for one in grads for piece in one._changed(func)]:
                 func(pieces, found, factor)
             dist.all_reduce(found, dist.ReduceOp.MAX, group=grads[0]._owners.group)
             return None
@@ -138,48 +177,6 @@ class ShardedGradient(Tensor):
             " grad.full_tensor() on all ranks."
         )
 
-    def _averaged(self, func: object) -> list[Tensor]:
-        if self._local is not None:
-            if func is _aten.zero_.default or func is _aten._foreach_zero_.default:
-                self._local = None
-            else:
-                raise RuntimeError(
-                    f"[smdp] {func}: backward has added to this gradient under no_sync(), and the sum is not"
-                    " averaged yet. Call this after a backward without no_sync()."
-                )
-        return self.pieces
-
-
-class ShardOwners:
-    """The ranks that own the shards of a model's gradients.
-
-    Args:
-        group: All ranks that average the gradients.
-        copies: How many ranks own each shard: 1, or the number of hosts.
-
-    """
-
-    def __init__(self, group: dist.ProcessGroup, copies: int) -> None:
-        self.group = group
-        self.copies = copies
-
-    def norms(self, partial: Tensor, order: float) -> Tensor:
-        """Returns norms over all ranks.
-
-        Args:
-            partial: The norms of this rank's pieces, float64.
-            order: The order of the norm.
-        """
-        if math.isinf(order):
-            dist.all_reduce(partial, dist.ReduceOp.MAX if order > 0 else dist.ReduceOp.MIN, group=self.group)
-            return partial
-        if order == 0:
-            dist.all_reduce(partial, group=self.group)
-            return partial / self.copies
-        powers = partial.pow(order)
-        dist.all_reduce(powers, group=self.group)
-        return (powers / self.copies).pow(1 / order)
-
 
 def _norms(grads: Sequence[Tensor], order: float = 2, *args: Any, **kwargs: Any) -> list[Tensor]:
     found = [one for one in grads if isinstance(one, ShardedGradient)]
@@ -188,16 +185,9 @@ def _norms(grads: Sequence[Tensor], order: float = 2, *args: Any, **kwargs: Any)
             "[smdp] some of these gradients are distributed over the ranks by a ShardedOptimizer, and others"
             " are not. Compute the norms of both kinds separately."
         )
-    empty = math.inf if order == -math.inf else 0.0
-    partial = torch.full((len(found),), empty, dtype=torch.float64)
-    for place, one in enumerate(found):
-        own = [
-            torch.linalg.vector_norm(piece, order).double() for piece in one._averaged(_aten._foreach_norm)
-        ]
-        if own:
-            partial[place] = torch.linalg.vector_norm(torch.stack(own), order)
+    own = [one.averaged("a norm") for one in found]
     dtype = kwargs.get("dtype") or found[0].dtype
-    return list(found[0]._owners.norms(partial, float(order)).to(dtype).unbind())
+    return list(found[0]._owners.norms(own, float(order)).to(dtype).unbind())
 
 
 def _shape_of(args: Sequence[Any], kind: type[Tensor]) -> tuple[int, ...]:
