@@ -12,82 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from sharded_models import OPTIMIZERS, Net, differences, loss_of, made, train, values
+from torch import nn
 from torch.nn import Parameter
-from torch.optim import Optimizer
 from torch_spawn import run
 
 import smdp
 from smdp.torch import DistributedDataParallel, ShardedOptimizer
-
-Maker = Callable[[Iterable[Parameter]], Optimizer]
-
-# Every elementwise optimizer of torch.optim, each with options that change its state.
-OPTIMIZERS: dict[str, Maker] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
-    "Adam": lambda p: torch.optim.Adam(p, lr=1e-2, foreach=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True, foreach=False),
-    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2),
-    "RAdam": lambda p: torch.optim.RAdam(p, lr=1e-2),
-    "Adamax": lambda p: torch.optim.Adamax(p, lr=1e-2),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, lr_decay=0.1),
-    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True, momentum=0.5),
-    "ASGD": lambda p: torch.optim.ASGD(p, lr=1e-2),
-    "Rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
-}
-
-
-class Net(nn.Module):
-    """Has tied weights, a parameter without a gradient, and one that only rank 0 uses."""
-
-    def __init__(self, width: int = 200) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(300, width)
-        self.norm = nn.LayerNorm(width)
-        self.hidden = nn.Linear(width, width)
-        self.often = nn.Linear(width, width)
-        self.never = nn.Linear(width, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = torch.tanh(self.hidden(self.norm(self.embedding(tokens))))
-        if dist.get_rank() == 0:
-            hidden = hidden + self.often(hidden)
-        return hidden @ self.embedding.weight.T
-
-
-def made(optimizer: Maker, scope: str | None) -> tuple[DistributedDataParallel, Optimizer]:
-    """Returns a model and its optimizer, sharded unless scope is None."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Net())
-    plain = optimizer(model.parameters())
-    return model, plain if scope is None else ShardedOptimizer(plain, model, scope)
-
-
-def loss_of(model: nn.Module, step: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    tokens = torch.randint(300, (2, 9), generator=generator)
-    return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def values(model: nn.Module) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def differences(one: Iterable[Tensor], other: Iterable[Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
-
-
-def train(model: DistributedDataParallel, optimizer: Optimizer, steps: range) -> None:
-    """Accumulates under no_sync() in some steps, and clears with zeros in some."""
-    for step in steps:
-        optimizer.zero_grad(set_to_none=step % 3 != 1)
-        if step % 2:
-            with model.no_sync():
-                loss_of(model, 100 + step).backward()
-        loss_of(model, step).backward()
-        optimizer.step()
 
 
 def expect_same_bits(scope: str, names: Iterable[str] = OPTIMIZERS, steps: int = 20) -> None:
