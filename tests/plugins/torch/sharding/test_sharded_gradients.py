@@ -82,6 +82,22 @@ def norms_are_those_of_torch(scope: str) -> None:
             torch.testing.assert_close(torch.linalg.vector_norm(other.grad, order), expected, msg=str(order))
 
 
+def clipping_is_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = pair(deep, adamw)[1]
+    calls: list[int] = []
+    reduce = dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", lambda *a, **k: (calls.append(1), reduce(*a, **k)))
+    for step in range(2):
+        optimizer.zero_grad()
+        backward(model, step)
+        for limit in (0.01, 0.001):  # the second norm is that of clipped gradients
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.testing.assert_close(norm, torch.tensor(0.001), rtol=1e-3, atol=0)
+        optimizer.step()
+    assert len(calls) == 6
+
+
 class ClippedSGD(torch.optim.SGD):
     """Its update depends on the norm of all parameters."""
 
@@ -145,6 +161,8 @@ def test_gradients_are_kept_measured_and_refused() -> None:
 
 def measures_and_refuses() -> None:
     gradients_are_kept()
+    with pytest.MonkeyPatch.context() as patch:
+        clipping_is_one_collective(patch)
     norms_are_those_of_torch("world")
     refuses_models()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,13 @@ from smdp import _core
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
+class Held(Protocol):
+    """A gradient of which this rank has pieces."""
+
+    def measured(self) -> list[Tensor]:
+        """Returns the pieces whose norm is asked for, none if the gradient has no mean at the moment."""
+
+
 class ShardOwners:
     """The ranks that own the shards of a model's gradients.
 
@@ -19,6 +28,7 @@ class ShardOwners:
         group: All ranks that average the gradients.
         scope: "world": each element has one owner. "host": it has one on every host.
         reducer: The reducer of the gradients.
+        count: The number of gradients.
 
     Attributes:
         group: All ranks that average the gradients.
@@ -27,12 +37,18 @@ class ShardOwners:
             element, only those of the first host are.
     """
 
-    def __init__(self, group: ProcessGroupSmdp, scope: str, reducer: _core.GradientReducer) -> None:
+    def __init__(
+        self, group: ProcessGroupSmdp, scope: str, reducer: _core.GradientReducer, count: int
+    ) -> None:
         hosts = group.core.hosts
         self.group = group
         self.copies = len(hosts) if scope == "host" else 1
         self.is_counted = scope == "world" or group.rank() in hosts[0]
         self._reducer = reducer
+        self._count = count
+        self._held: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
+        self._known: dict[int, Tensor] = {}  # norms that nobody has asked for yet
+        self._known_of = (0, 0.0)  # the step and the order of these norms
 
     @property
     def step(self) -> int:
@@ -59,3 +75,25 @@ class ShardOwners:
         powers = partial if order == 0 else partial.pow(order)
         dist.all_reduce(powers, group=self.group)
         return powers if order == 0 else powers.pow(1 / order)
+
+    def hold(self, index: int, grad: Held) -> None:
+        """Adds the newest mean of a gradient, until it is collected."""
+        self._held[index] = grad
+
+    def norm(self, index: int, order: float) -> Tensor:
+        """Returns the norm of one gradient in float64. Collective.
+
+        The first call computes the norms of all gradients, which later calls return one by one. All ranks
+        make the same calls, so they agree on when that is.
+        """
+        asked = (self.step, order)
+        if self._known_of != asked or index not in self._known:
+            held = [self._held.get(number) for number in range(self._count)]
+            norms = self.norms([[] if one is None else one.measured() for one in held], order)
+            self._known = dict(enumerate(norms.unbind()))
+            self._known_of = asked
+        return self._known.pop(index)
+
+    def forget_norms(self) -> None:
+        """Must be called when a gradient changes."""
+        self._known = {}

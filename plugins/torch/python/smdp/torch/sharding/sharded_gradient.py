@@ -47,7 +47,8 @@ class ShardedGradient(Tensor):
     reuses the memory; a gradient that was kept until then raises an error when it is used.
 
     Attributes:
-        pieces: One-dimensional tensors, this rank's values.
+        pieces: One-dimensional tensors, this rank's values. Change them by operations on the gradient, which
+            forget norms that were computed before.
     """
 
     pieces: list[Tensor]
@@ -55,10 +56,16 @@ class ShardedGradient(Tensor):
     _owners: ShardOwners
     _sum: Tensor | None  # this rank's contribution to the next mean, once something was added to it
     _step: int
+    _index: int
 
     @staticmethod
     def __new__(
-        cls, parameter: Parameter, ranges: Sequence[Piece], pieces: list[Tensor], owners: ShardOwners
+        cls,
+        parameter: Parameter,
+        index: int,
+        ranges: Sequence[Piece],
+        pieces: list[Tensor],
+        owners: ShardOwners,
     ) -> ShardedGradient:
         """Creates a gradient that the parameter accepts as its `.grad`."""
         made: ShardedGradient = torch.Tensor._make_wrapper_subclass(
@@ -69,6 +76,8 @@ class ShardedGradient(Tensor):
         made._owners = owners
         made._sum = None
         made._step = owners.step
+        made._index = index
+        owners.hold(index, made)
         return made
 
     def __repr__(self) -> str:
@@ -117,6 +126,10 @@ class ShardedGradient(Tensor):
             )
         return self.pieces
 
+    def measured(self) -> list[Tensor]:
+        """Returns the pieces whose norm is asked for, none if the gradient has no mean at the moment."""
+        return self.pieces if self._sum is None and self._step == self._owners.step else []
+
     def _check_current(self, what: object) -> None:
         if self._step != self._owners.step:
             raise RuntimeError(
@@ -129,9 +142,11 @@ class ShardedGradient(Tensor):
         """Returns the tensors that an elementwise operation in place is carried out on."""
         if func is _aten.zero_.default or func is _aten._foreach_zero_.default:
             self._sum = None
+        self._owners.forget_norms()
         return self.averaged(func)
 
     def _add(self, *args: Any, **kwargs: Any) -> None:
+        self._owners.forget_norms()
         self._sum = self.contribution().add_(*args, **kwargs)
 
     def _scattered(self, factor: float) -> Tensor:
@@ -164,7 +179,7 @@ class ShardedGradient(Tensor):
         if func is _aten._foreach_norm.Scalar:
             return _norms(args[0], *args[1:], **kwargs)
         if func is _aten.linalg_vector_norm.default and len(args) < 3 and isinstance(args[0], cls):
-            return _norms([args[0]], *args[1:], **kwargs)[0]
+            return _norm(args[0], *args[1:], **kwargs)
         if func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
             grads, found, factor = args
             if pieces := [piece for one in grads for piece in one._changed(func)]:
@@ -188,6 +203,11 @@ def _norms(grads: Sequence[Tensor], order: float = 2, *args: Any, **kwargs: Any)
     own = [one.averaged("a norm") for one in found]
     dtype = kwargs.get("dtype") or found[0].dtype
     return list(found[0]._owners.norms(own, float(order)).to(dtype).unbind())
+
+
+def _norm(grad: ShardedGradient, order: float = 2, *args: Any, **kwargs: Any) -> Tensor:
+    grad.averaged("a norm")
+    return grad._owners.norm(grad._index, float(order)).to(kwargs.get("dtype") or grad.dtype)
 
 
 def _shape_of(args: Sequence[Any], kind: type[Tensor]) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ class ShardedOptimizer(OptimizerLink):
         self._check_known(parameters)
         keys = check_elementwise(optimizer, optimizer.param_groups)
         reducer = hooks.shard(scope)
-        owners = ShardOwners(model.process_group, scope, reducer)
+        owners = ShardOwners(model.process_group, scope, reducer, len(hooks.parameters))
         self._owners = owners
         self.layout = ShardLayout(reducer, hooks.parameters, [one.name for one in hooks.registered])
         self._state = ShardedState(optimizer, self.layout, owners, self._index)
@@ -91,7 +91,8 @@ class ShardedOptimizer(OptimizerLink):
     def mean(self, index: int, lent: Tensor | None) -> Tensor:
         """Returns the mean of a gradient, of which this rank has its pieces."""
         pieces = self.layout.means(index, lent)
-        return ShardedGradient(self._hooks.parameters[index], self.layout.pieces[index], pieces, self._owners)
+        parameter = self._hooks.parameters[index]
+        return ShardedGradient(parameter, index, self.layout.pieces[index], pieces, self._owners)
 
     def contribution(self, grad: Tensor) -> Tensor:
         """Returns what this rank adds to the next mean, given a parameter's gradient."""
