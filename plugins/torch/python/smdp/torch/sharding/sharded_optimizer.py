@@ -30,9 +30,9 @@ class ShardedOptimizer(OptimizerLink):
     """Keeps the state of an optimizer once for all ranks instead of once per rank.
 
     Each rank owns an equal part of the parameters' bytes. After backward it has the mean gradients of its own
-    part, updates it, and sends it to the other ranks, which is no more traffic than data parallel training
-    has. Without compression, an optimizer whose update is elementwise trains to the same bits as without
-    sharding.
+    part, updates it, and sends it to the other ranks. Without compression, this is no more traffic between
+    hosts than data parallel training has, and an optimizer whose update is elementwise trains to the same
+    bits as without sharding.
 
     The gradients of the model become `ShardedGradient`s: clipping, loss scaling and accumulation work on them
     as usual, and all ranks must call them together. The wrapped optimizer's groups stay the same objects, so
