@@ -135,6 +135,7 @@ TEST_P(ShardedReducer, ParametersComeBackFromTheirOwners) {
       });
       const std::unique_ptr<ParameterGather> gather = reducer.gather(data);
       EXPECT_THROW(gather->wait(0), Error);
+      EXPECT_THROW(gather->is_there(buffers.size()), InvalidArgument);
       for (std::size_t buffer = 0; buffer < buffers.size(); ++buffer) gather->ready(buffer);
       gather->wait(buffers.size() - 1);
       gather->wait();
@@ -216,6 +217,10 @@ TEST(ShardedReducerErrors, SayWhatIsWrong) {
     EXPECT_THROW(reducer.gather({}), InvalidArgument);
     EXPECT_THROW(reducer.gather({nullptr}), InvalidArgument);
     EXPECT_THROW(reducer.means(1), InvalidArgument);
+    GradientReducer empty(group, {{"nothing", 0}}, options);
+    const std::unique_ptr<ParameterGather> gather = empty.gather({nullptr});
+    gather->ready(0);
+    gather->wait();
     std::vector<float> values(100, 1);
     EXPECT_THROW(reducer.ready(0, values.data(), 0, nullptr), InvalidArgument);
     reducer.ready(0, values.data());

@@ -103,7 +103,7 @@ def state_has_the_shapes_of_torch() -> None:
         assert differ(both) == 0.0
         (_, plain), (model, optimizer) = both
         found, expected = collected(optimizer), plain.state_dict()
-        assert found["state"].keys() == expected["state"].keys() - {2}  # nobody owns a part of it
+        assert found["state"].keys() == expected["state"].keys() - {2}  # no rank owns a part of it
         for number, state in found["state"].items():
             for key, value in expected["state"][number].items():
                 assert torch.equal(torch.as_tensor(state[key]), torch.as_tensor(value)), (maker, key)

@@ -47,7 +47,7 @@ class ShardOwners:
         self._reducer = reducer
         self._count = count
         self._held: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
-        self._known: dict[int, Tensor] = {}  # norms that nobody has asked for yet
+        self._known: dict[int, Tensor] = {}  # norms that no call has returned yet
         self._known_of = (0, 0.0)  # the step and the order of these norms
 
     @property
