@@ -61,7 +61,7 @@ std::optional<ThreadWait> meeting_of(int world_rank, std::chrono::steady_clock::
 void note_caller(int world_rank);
 bool is_only_caller(int world_rank, std::uint64_t thread);
 
-// Tells the waiting thread why its wait is in vain; it polls for this.
+// Ends a wait that cannot succeed with `error`. The waiting thread polls for this.
 void break_wait(std::uint64_t id, std::exception_ptr error);
 std::exception_ptr broken_wait(std::uint64_t id);
 

@@ -18,7 +18,8 @@ std::vector<double> in_flight(const Problem& problem, int ranks);
 // Returns everything but the reason. Throws InvalidArgument if the schedule does not support these numbers.
 Partition priced(const Problem& problem, const Spans& spans, const Ends& ends);
 
-// The same for any assignment of units to ranks, as "smp" makes it; step and bubble stay 0, because there is no chain.
+// The same for any assignment of units to ranks, such as that of "smp". The units need not form a chain, so step and
+// bubble stay 0.
 Partition priced(const Problem& problem, const Spans& spans, const std::vector<int>& rank_of);
 
 // Returns the maximum of peak_bytes.

@@ -9,7 +9,7 @@ _MOST_GENERATIONS = 32
 
 
 def control_port(pid: int | None = None) -> str:
-    """Returns mpiexec's "host:port", with which it starts every proxy of a job; empty if there is no proxy.
+    """Returns the "host:port" that mpiexec passes to every proxy of a job, or "" outside a proxy.
 
     Args:
         pid: Process whose ancestors are searched. Default: this process.
