@@ -55,7 +55,7 @@ def test_framework_that_is_not_installed(module: str, framework: str) -> None:
     done = python(f"import {module}", SMDP_COMPAT="1")
     last = done.stderr.splitlines()[-1]
     assert "[smdp]" in last
-    assert f' needs {framework}, which is not installed: pip install "smdp[{name}]"' in last
+    assert f' requires {framework}, which is not installed: pip install "smdp[{name}]"' in last
 
 
 def test_install_and_uninstall(tmp_path: Path) -> None:
