@@ -139,7 +139,7 @@ ROOMS: dict[str, set[str]] = {
     "pipelining.ghosts": {"pipelining.tensors", "pipelining.units"},
     "pipelining.analysis": {"pipelining.tensors", "pipelining.units", "pipelining.ghosts", "recompute"},
     "pipelining.transfers": {"pipelining.tensors", "process_group"},
-    "pipelining.gradients": {"pipelining.units", "mesh", "process_group"},
+    "pipelining.gradients": {"pipelining.units", "data_parallel", "mesh", "process_group"},
     "pipelining.state_dicts": {"pipelining.tensors", "pipelining.units"},
     "pipelining.interpreter": {
         "pipelining.tensors",

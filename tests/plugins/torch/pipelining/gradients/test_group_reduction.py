@@ -29,7 +29,7 @@ def groups_by_weight() -> None:
         "late": frozenset({1}),
         "alone": frozenset({0}),
     }
-    replicas = ReplicaGradients(parameters, {}, stages, {0, 1}, groups.__getitem__)
+    replicas = ReplicaGradients(parameters, {}, stages, {0, 1}, groups.__getitem__, lambda name: ())
     # Ranks begin with the weights of the first of their group.
     begun = [parameters[name].flatten()[0].item() for name in ("whole", "slice", "alone")]
     assert begun == [0, rank % 2, rank]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -326,6 +326,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 " of backward. Set sparse=False in the embeddings."
             )
         return hooks
+
+    def averaged_gradients(self, feature: str, trained: Collection[nn.Parameter]) -> GradientHooks:
+        """Returns the gradient hooks as an `AveragingModel` does; all of them were chosen at wrapping."""
+        return self.gradient_hooks(feature)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Registers a communication hook with torch's reducer, for a module on a GPU.

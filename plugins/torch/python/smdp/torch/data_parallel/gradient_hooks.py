@@ -70,7 +70,10 @@ class GradientHooks:
         momentum: Momentum of the gradients that "topk" does not compress.
         deferral: The object that waits for the means in place of the end of backward, initially None.
         shards: The object that owns pieces of the means, initially None: every rank has all means.
+        which: Tells users which parameters these are.
     """
+
+    which = "Pass only parameters that required a gradient when the model was wrapped."
 
     def __init__(
         self,

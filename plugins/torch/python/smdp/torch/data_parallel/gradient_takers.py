@@ -1,4 +1,4 @@
-"""Protocols of what takes gradients over from `GradientHooks`, before or after they are averaged."""
+"""Protocols of what takes gradients over, before or after they are averaged."""
 
 from __future__ import annotations
 
@@ -30,3 +30,6 @@ class Shards(Protocol):
 
     def contribution(self, grad: Tensor) -> Tensor:
         """Returns what this rank adds to the next mean, given a parameter's gradient."""
+
+    def agree(self, holds: bool) -> bool:
+        """Returns whether something holds on all ranks that have pieces. Collective."""

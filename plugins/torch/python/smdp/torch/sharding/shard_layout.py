@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from smdp import _core
+from smdp.torch.data_parallel.averaged_gradients import ParameterGather, ShardedReducer
 
 
 class Piece(NamedTuple):
@@ -49,7 +49,7 @@ class ShardLayout:
     """
 
     def __init__(
-        self, reducer: _core.GradientReducer, parameters: Sequence[Parameter], names: Sequence[str]
+        self, reducer: ShardedReducer, parameters: Sequence[Parameter], names: Sequence[str]
     ) -> None:
         self._reducer = reducer
         self._parameters = parameters
@@ -109,7 +109,7 @@ class ShardLayout:
         parameter = self._parameters[index]
         return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
 
-    def gather(self) -> _core.ParameterGather:
+    def gather(self) -> ParameterGather:
         """Starts sending the pieces of all ranks to all ranks, buffer by buffer. Collective."""
         return self._reducer.gather([flat.data_ptr() for flat in self._flat])
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smdp import _core
+from smdp.torch.data_parallel.averaged_gradients import ShardedReducer
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
@@ -37,9 +37,7 @@ class ShardOwners:
             element, only those of the first host are.
     """
 
-    def __init__(
-        self, group: ProcessGroupSmdp, scope: str, reducer: _core.GradientReducer, count: int
-    ) -> None:
+    def __init__(self, group: ProcessGroupSmdp, scope: str, reducer: ShardedReducer, count: int) -> None:
         hosts = group.core.hosts
         self.group = group
         self.copies = len(hosts) if scope == "host" else 1
@@ -75,6 +73,12 @@ class ShardOwners:
         powers = partial if order == 0 else partial.pow(order)
         dist.all_reduce(powers, group=self.group)
         return powers if order == 0 else powers.pow(1 / order)
+
+    def agree(self, holds: bool) -> bool:
+        """Returns whether something holds on all ranks. Collective."""
+        told = torch.tensor([holds], dtype=torch.uint8)
+        dist.all_reduce(told, dist.ReduceOp.MIN, group=self.group)
+        return bool(told)
 
     def hold(self, index: int, grad: Held) -> None:
         """Adds the newest mean of a gradient, until it is collected."""

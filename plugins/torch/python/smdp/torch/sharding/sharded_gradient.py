@@ -97,6 +97,18 @@ class ShardedGradient(Tensor):
         dist.all_reduce(whole, group=self._owners.group)
         return whole
 
+    @property
+    def ranges(self) -> Sequence[Piece]:
+        """The elements of each piece, in memory order."""
+        return self._ranges
+
+    def take(self, whole: Tensor) -> None:
+        """Takes this rank's values from a tensor of the whole shape, laid out like the parameter."""
+        self._owners.forget_norms()
+        flat = flattened(whole)
+        for place, piece in zip(self._ranges, self.averaged("take()"), strict=True):
+            piece.copy_(flat[place.begin : place.end])
+
     def contribution(self) -> Tensor:
         """Returns what this rank adds to the next mean: the previous mean, and what was added since.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataParallel
+from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, AveragingModel
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group.profiling import ranged
@@ -41,7 +41,8 @@ class ShardedOptimizer(OptimizerLink):
     Args:
         optimizer: A torch optimizer of the model's parameters whose update is elementwise, such as SGD, Adam
             or AdamW. Its `step()` must not be called any more.
-        model: The wrapped model, on the CPU.
+        model: A DistributedDataParallel of smdp, or the result of `smdp.torch.pipeline()`, on the CPU. The
+            state of a pipeline's stage is distributed over its replicas.
         scope: "world": each element has one owner among all ranks. "host": one owner on every host, which
             leaves less to send between hosts and keeps the state once per host.
 
@@ -60,25 +61,25 @@ class ShardedOptimizer(OptimizerLink):
     # GradScaler must unscale before step(), which then needs no scale.
     _step_supports_amp_scaling = False
 
-    def __init__(self, optimizer: Optimizer, model: DistributedDataParallel, scope: str = "world") -> None:
+    def __init__(self, optimizer: Optimizer, model: AveragingModel, scope: str = "world") -> None:
         _check_arguments(optimizer, model, scope)
-        hooks = model.gradient_hooks("ShardedOptimizer")
+        given = [one for group in optimizer.param_groups for one in group["params"]]
+        hooks = model.averaged_gradients("ShardedOptimizer", given)
         _check_hooks(hooks)
         super().__init__(optimizer)
         self._hooks = hooks
         self._names = {id(one): name for name, one in model.module.named_parameters()}
         self._index = {id(one): index for index, one in enumerate(hooks.parameters)}
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        if not parameters:
+        if not given and hooks.parameters:
             raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
-        self._check_known(parameters)
+        self._check_known(given)
         keys = check_elementwise(optimizer, optimizer.param_groups)
         reducer = hooks.shard(scope)
         owners = ShardOwners(model.process_group, scope, reducer, len(hooks.parameters))
         self._owners = owners
         self.layout = ShardLayout(reducer, hooks.parameters, [one.name for one in hooks.registered])
         self._state = ShardedState(optimizer, self.layout, owners, self._index)
-        for one in parameters:
+        for one in given:
             self._state.add(one, keys)
         self._whole: dict[int, Any] | None = None
         hooks.shards = self
@@ -97,6 +98,10 @@ class ShardedOptimizer(OptimizerLink):
     def contribution(self, grad: Tensor) -> Tensor:
         """Returns what this rank adds to the next mean, given a parameter's gradient."""
         return grad.contribution() if isinstance(grad, ShardedGradient) else grad
+
+    def agree(self, holds: bool) -> bool:
+        """Returns whether something holds on all ranks that have pieces. Collective."""
+        return self._owners.agree(holds)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates this rank's shard, sends it to the other ranks, and receives theirs. Collective.
@@ -144,16 +149,19 @@ class ShardedOptimizer(OptimizerLink):
             self._state.add(one, keys)
         self._whole = None
 
-    def consolidate(self, to: int = 0) -> None:
+    def consolidate(self, to: int | None = None) -> None:
         """Collects the whole state on one rank, where `state_dict()` then returns it. Collective.
 
+        For a pipeline, this is the state of this rank's stages.
+
         Args:
-            to: The global rank.
+            to: The global rank. Default: the first rank that holds the same parameters.
 
         Raises:
             ValueError: That rank does not average the model's gradients.
         """
         ranks = torch.distributed.get_process_group_ranks(self._owners.group)
+        to = ranks[0] if to is None else to
         if to not in ranks:
             raise ValueError(
                 f"[smdp] consolidate(to={to}): the ranks of this optimizer are"
@@ -231,21 +239,21 @@ class ShardedOptimizer(OptimizerLink):
     def _check_known(self, parameters: Iterable[Parameter]) -> None:
         for one in parameters:
             if id(one) not in self._index:
-                name = self._names.get(id(one), f"of shape {tuple(one.shape)}")
+                name = self._names.get(id(one))
+                shown = f"of shape {tuple(one.shape)}" if name is None else repr(name)
                 raise ValueError(
-                    f"[smdp] ShardedOptimizer: the optimizer has parameter {name!r}, whose gradient the model"
-                    " does not average. Pass only parameters that required a gradient when the model was"
-                    " wrapped."
+                    f"[smdp] ShardedOptimizer: the optimizer has parameter {shown}, whose gradient the model"
+                    f" does not average. {self._hooks.which}"
                 )
 
 
 def _check_arguments(optimizer: object, model: object, scope: str) -> None:
     if scope not in _SCOPES:
         raise ValueError(f"[smdp] ShardedOptimizer: scope is {scope!r}; allowed: {', '.join(_SCOPES)}.")
-    if not isinstance(model, DistributedDataParallel):
+    if not callable(getattr(model, "averaged_gradients", None)):
         raise ValueError(
             f"[smdp] ShardedOptimizer got a {type(model).__name__}, but needs a model wrapped in"
-            " smdp.torch.DistributedDataParallel."
+            " smdp.torch.DistributedDataParallel, or the result of smdp.torch.pipeline()."
         )
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, OptimizerLink):
         raise ValueError(
@@ -254,13 +262,26 @@ def _check_arguments(optimizer: object, model: object, scope: str) -> None:
         )
 
 
-def _check_hooks(hooks: GradientHooks) -> None:
+def _check_hooks(hooks: AveragedGradients) -> None:
     """Checks that what the model averages can be sharded."""
-    if hooks.deferral is not None or hooks.shards is not None:
+    if hooks.shards is not None or (isinstance(hooks, GradientHooks) and hooks.deferral is not None):
         raise ValueError(
             "[smdp] this model is already in a StepInForward or a ShardedOptimizer. Create only one for a"
             " model."
         )
+    if isinstance(hooks, GradientHooks):
+        _check_reducer(hooks)
+    for registered, parameter in zip(hooks.registered, hooks.parameters, strict=True):
+        if not is_dense(parameter):
+            raise ValueError(
+                f"[smdp] ShardedOptimizer: parameter {registered.name!r} of shape {tuple(parameter.shape)}"
+                f" with strides {parameter.stride()} has gaps in its memory. Make it from a contiguous"
+                " tensor."
+            )
+
+
+def _check_reducer(hooks: GradientHooks) -> None:
+    """Checks what only data parallel models may have."""
     if hooks.compression in _KEEPING:
         raise ValueError(
             f"[smdp] ShardedOptimizer cannot be used with compression={hooks.compression!r}, whose kept"
@@ -268,15 +289,9 @@ def _check_hooks(hooks: GradientHooks) -> None:
         )
     if hooks.shared.indices:
         gc.collect()  # a replaced wrapper is in a reference cycle with its hooks
-    for index, (registered, parameter) in enumerate(zip(hooks.registered, hooks.parameters, strict=True)):
+    for index, registered in enumerate(hooks.registered):
         if hooks.shared.others(index):
             raise ValueError(
                 f"[smdp] ShardedOptimizer: parameter {registered.name!r} also belongs to another wrapped"
                 " model, which could not average its gradient. Use one wrapper for a parameter."
-            )
-        if not is_dense(parameter):
-            raise ValueError(
-                f"[smdp] ShardedOptimizer: parameter {registered.name!r} of shape {tuple(parameter.shape)}"
-                f" with strides {parameter.stride()} has gaps in its memory. Make it from a contiguous"
-                " tensor."
             )

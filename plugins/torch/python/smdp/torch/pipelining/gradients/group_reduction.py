@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from smdp import _core
+from smdp.torch.data_parallel.gradient_takers import Shards
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 from smdp.torch.process_group.profiling import ranged
 from smdp.torch.process_group.registered_parameters import (
@@ -27,13 +28,28 @@ class GroupReduction:
     Args:
         group: The ranks that hold the same parameters.
         parameters: (name, parameter), the same list on all of these ranks.
+        scope: Who owns the averages: "none", "world" or "host"; see `_core.GradientReducer`.
+        first: The index of the first of these parameters among those of `shards`.
+
+    Attributes:
+        reducer: The core's reducer.
+        shards: The object that owns pieces of the averages, or None if every rank gets all of them.
     """
 
-    def __init__(self, group: ProcessGroupSmdp, parameters: Sequence[tuple[str, Parameter]]) -> None:
+    def __init__(
+        self,
+        group: ProcessGroupSmdp,
+        parameters: Sequence[tuple[str, Parameter]],
+        *,
+        scope: str = "none",
+        first: int = 0,
+    ) -> None:
+        self.shards: Shards | None = None
+        self._first = first
         self._parameters = list(parameters)
         self._registered = [Registered(name, each.dtype, each.numel()) for name, each in parameters]
-        self._reducer = _core.GradientReducer(
-            group.core, described(self._registered, [each for _, each in parameters], sparse=())
+        self.reducer = _core.GradientReducer(
+            group.core, described(self._registered, [each for _, each in parameters], sparse=()), shards=scope
         )
         # Gradients, or dense copies of them, which the core reads and writes until the step ends. Python
         # deletes this dict after the reducer, whose destructor ends all operations in flight.
@@ -51,6 +67,8 @@ class GroupReduction:
         name, parameter = self._parameters[index]
         gradient = parameter.grad
         assert gradient is not None
+        if self.shards is not None:
+            gradient = self.shards.contribution(gradient)
         if gradient.layout is not torch.strided or gradient.device.type not in ("cpu", "cuda"):
             raise RuntimeError(
                 f"[smdp] the gradient of parameter {name!r} is {gradient.layout} on {gradient.device}, but a"
@@ -65,45 +83,50 @@ class GroupReduction:
         if gradient.is_cuda:
             # The core waits for the event on its own stream, in parallel with what the device computes next.
             event = torch.cuda.current_stream(gradient.device).record_event()
-            self._reducer.ready(index, gradient.data_ptr(), gradient.device.index, event.cuda_event)
+            self.reducer.ready(index, gradient.data_ptr(), gradient.device.index, event.cuda_event)
         else:
-            self._reducer.ready(index, gradient.data_ptr())
+            self.reducer.ready(index, gradient.data_ptr())
 
     def finish(self) -> None:
         """Waits until all gradients are averages.
 
-        The host does not wait for averages to be copied back to a GPU; the current stream does. A parameter
-        that has a gradient only on another rank also gets the mean.
+        The host does not wait for averages to be copied back to a GPU; the current stream does.
         """
-        self._reducer.finish()
+        self.reducer.finish()
         with ranged("wait for gradients"):
             self._wait()
+
+    def deliver(self) -> None:
+        """Gives each parameter its average, even if only another rank has a gradient of it."""
         for index, (_, parameter) in enumerate(self._parameters):
             lent = self._lent.pop(index, None)
-            if lent is None:
-                if self._reducer.is_used(index):
+            if self.shards is not None:
+                if self.reducer.is_used(index):
+                    parameter.grad = self.shards.mean(self._first + index, lent)
+            elif lent is None:
+                if self.reducer.is_used(index):
                     parameter.grad = self._read(index, parameter)
             elif lent is not parameter.grad and parameter.grad is not None:
                 parameter.grad.copy_(lent)
 
     def abort(self, reason: str) -> None:
         """Aborts the reduction on all ranks, which may be waiting for gradients of this one."""
-        self._reducer.abort(reason)
+        self.reducer.abort(reason)
 
     def _wait(self) -> None:
         devices = {gradient.device for gradient in self._lent.values() if gradient.is_cuda}
         if not devices:
-            self._reducer.wait()
+            self.reducer.wait()
             return
         last = devices.pop()  # a rank of a pipeline rarely has a second device
         for index, gradient in self._lent.items():
             if gradient.device in devices:
                 stream = torch.cuda.current_stream(gradient.device)
-                self._reducer.wait_for(index, gradient.device.index, stream.cuda_stream)
-        self._reducer.wait(last.index, torch.cuda.current_stream(last).cuda_stream)
+                self.reducer.wait_for(index, gradient.device.index, stream.cuda_stream)
+        self.reducer.wait(last.index, torch.cuda.current_stream(last).cuda_stream)
 
     def _read(self, index: int, parameter: Parameter) -> Tensor:
         # The core writes to host memory.
         mean = torch.empty_like(parameter, memory_format=torch.preserve_format, device="cpu")
-        self._reducer.read(index, mean.data_ptr())
+        self.reducer.read(index, mean.data_ptr())
         return mean.to(parameter.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from smdp._shown import counted
 from smdp.torch.pipelining.gradients.group_reduction import GroupReduction
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 GroupOf = Callable[[str], ProcessGroupSmdp | None]
+_Named: TypeAlias = list[tuple[str, Parameter]]
 # A parameter's id, dtype, shape and strides, and its group.
 _Trained: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], ProcessGroupSmdp]
 
@@ -28,6 +30,7 @@ class ReplicaGradients:
         own: The stages of this rank.
         group_of: Returns the group of ranks that hold the same values under a name, or None if there are no
             others. The group of a sliced weight is smaller than that of a whole one.
+        tie_of: Returns the ranks of the pipeline that share a weight.
     """
 
     def __init__(
@@ -37,14 +40,17 @@ class ReplicaGradients:
         stages: Mapping[str, frozenset[int]],
         own: set[int],
         group_of: GroupOf,
+        tie_of: Callable[[str], tuple[int, ...]],
     ) -> None:
         self._group_of = group_of
+        self._tie_of = tie_of
         self._parameters = dict(parameters)
         self._stages_of = {name: stages[name] & own for name in parameters}
         # Compared at each step: a parameter's group changes with the membership, its size when it is sliced,
         # and its dtype when it is cast.
-        self._trained: list[_Trained] = []
+        self._trained: list[_Trained] | None = None
         self._reductions: list[GroupReduction] = []
+        self._kept: list[tuple[GroupReduction, ProcessGroupSmdp, _Named]] = []
         # By stage: (reduction, index in it, parameter, all stages that add to its gradient).
         self._by_stage: dict[int, list[tuple[GroupReduction, int, Parameter, frozenset[int]]]] = {}
         self._done: set[int] = set()
@@ -60,25 +66,51 @@ class ReplicaGradients:
 
     def prepare(self) -> None:
         """Starts a step. Parameters may have been frozen or unfrozen since the last step, on all replicas."""
+        kept = {id(each): group for _, group, members in self._kept for _, each in members}
         trained: list[_Trained] = []
-        grouped: dict[ProcessGroupSmdp, list[tuple[str, Parameter]]] = {}
+        averaged: dict[str, Parameter] = {}
         for name, parameter in self._parameters.items():
             group = self._group_of(name)
-            if parameter.requires_grad and group is not None:
+            if id(parameter) in kept:
+                _check_same_ranks(name, kept[id(parameter)], group)
+            elif parameter.requires_grad and group is not None:
                 trained.append((id(parameter), parameter.dtype, parameter.shape, parameter.stride(), group))
-                grouped.setdefault(group, []).append((name, parameter))
+                averaged[name] = parameter
         if trained == self._trained:
             return
         self._trained = trained
         self._reductions = []
         self._by_stage = {}
-        for group, members in grouped.items():
-            reduction = GroupReduction(group, members)
-            self._reductions.append(reduction)
-            for index, (name, parameter) in enumerate(members):
-                stages = self._stages_of[name]
-                for stage in stages:
-                    self._by_stage.setdefault(stage, []).append((reduction, index, parameter, stages))
+        for reduction, _, members in self._kept:
+            self._add(reduction, members)
+        for group, members in self.lists(averaged, None):
+            self._add(GroupReduction(group, members), members)
+
+    def lists(
+        self, parameters: Mapping[str, Parameter], alone: ProcessGroupSmdp | None
+    ) -> list[tuple[ProcessGroupSmdp, _Named]]:
+        """Returns the parameters in the lists in which they are averaged, each with its group.
+
+        Weights that are tied over the same ranks have a list of their own, in one order on these ranks.
+
+        Args:
+            parameters: The parameters by name.
+            alone: A group of this rank, for parameters that no other rank holds.
+        """
+        found: dict[tuple[ProcessGroupSmdp, tuple[int, ...]], _Named] = {}
+        for name, parameter in parameters.items():
+            group = self._group_of(name) or alone
+            assert group is not None
+            found.setdefault((group, self._tie_of(name)), []).append((name, parameter))
+        return [(group, members) for (group, _), members in found.items()]
+
+    def keep(
+        self, reductions: Sequence[GroupReduction], lists: Sequence[tuple[ProcessGroupSmdp, _Named]]
+    ) -> None:
+        """Averages these parameters in these reductions from now on, whether they are frozen or not."""
+        for reduction, (group, members) in zip(reductions, lists, strict=True):
+            self._kept.append((reduction, group, members))
+        self._trained = None
 
     def reduce(self, stage: int) -> None:
         """Starts to average the gradients that are complete now that a stage has ended its backward."""
@@ -96,3 +128,21 @@ class ReplicaGradients:
         with torch.no_grad():
             for reduction in self._reductions:
                 reduction.finish()
+            for reduction in self._reductions:
+                reduction.deliver()
+
+    def _add(self, reduction: GroupReduction, members: _Named) -> None:
+        self._reductions.append(reduction)
+        for index, (name, parameter) in enumerate(members):
+            stages = self._stages_of[name]
+            for stage in stages:
+                self._by_stage.setdefault(stage, []).append((reduction, index, parameter, stages))
+
+
+def _check_same_ranks(name: str, before: ProcessGroupSmdp, now: ProcessGroupSmdp | None) -> None:
+    if before is not now and (now is not None or before.size() > 1):
+        raise RuntimeError(
+            f"[smdp] parameter {name!r} is in a ShardedOptimizer of {counted(before.size(), 'replica')}, and"
+            f" the placement of the pipeline has changed: it has {1 if now is None else now.size()}. Save a"
+            " checkpoint, change the placement, and create the optimizer again."
+        )

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.pipelining.gradients.tied_shards import TiedShards
 from smdp.torch.pipelining.units.splitting import Split
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
@@ -29,6 +30,7 @@ class TiedGradients:
     ) -> None:
         self._mesh = mesh
         self._before: dict[Parameter, Tensor | None] = {}
+        self._shards: TiedShards | None = None
         # Ranks in the pipeline that share some weights, and those of the weights that this rank holds.
         self._tied: list[tuple[tuple[int, ...], list[Parameter]]] = []
         for stages in split.tied():
@@ -41,14 +43,22 @@ class TiedGradients:
                 for parameter in shared:
                     dist.broadcast(parameter.data, group=group, group_src=0)
 
+    def shard(self, shards: TiedShards) -> None:
+        """Hands over the weights whose means are owned in shards from now on."""
+        self._shards = shards
+
     def put_aside(self) -> None:
         """Starts a step by setting aside the gradients of earlier steps, which have already been summed."""
         for places, parameters in self._tied:
             if self._group(places) is not None:
                 for parameter in parameters:
-                    if parameter.requires_grad:
+                    if not parameter.requires_grad:
+                        continue
+                    if self._shards is not None and self._shards.has(parameter):
+                        self._shards.put_aside(parameter)
+                    else:
                         self._before[parameter] = parameter.grad
-                        parameter.grad = None
+                    parameter.grad = None
 
     def reduce(self, index: int) -> None:
         """Adds the gradients of one group of tied weights over its ranks."""
@@ -58,12 +68,12 @@ class TiedGradients:
         if group is None or not trained:
             return
         with torch.no_grad():
-            gradients = [
-                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                for parameter in trained
-            ]
-            for parameter, gradient in zip(trained, gradients, strict=True):
-                gradient = gradient.contiguous()
+            for parameter in trained:
+                if self._shards is not None and self._shards.has(parameter):
+                    self._shards.reduce(parameter, group)
+                    continue
+                given = parameter.grad
+                gradient = torch.zeros_like(parameter) if given is None else given.contiguous()
                 dist.all_reduce(gradient, group=group)
                 before = self._before.pop(parameter, None)
                 parameter.grad = gradient if before is None else before.add_(gradient)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -13,8 +13,7 @@ from torch.nn import Parameter
 from torch.nn.modules.module import _IncompatibleKeys
 
 from smdp import pipeline as schedules
-from smdp.torch.mesh.cuts import cut_of
-from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.engine.actions import read_row
 from smdp.torch.pipelining.engine.computations import Computations
 from smdp.torch.pipelining.engine.executor import Timed
@@ -25,8 +24,8 @@ from smdp.torch.pipelining.engine.reduction_actions import ReductionActions
 from smdp.torch.pipelining.engine.same_batch import check_same_batch
 from smdp.torch.pipelining.engine.steps import Steps, Tables
 from smdp.torch.pipelining.engine.transfer_actions import TransferActions
-from smdp.torch.pipelining.gradients.replica_gradients import ReplicaGradients
-from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
+from smdp.torch.pipelining.gradients.reductions import Reductions
+from smdp.torch.pipelining.gradients.sharded_replicas import ShardedReplicas
 from smdp.torch.pipelining.gradients.weight_gradients import split_backward
 from smdp.torch.pipelining.state_dicts.state_entries import Entry, entries_of, select
 from smdp.torch.pipelining.tensors.slicing import cut
@@ -97,14 +96,8 @@ class PipelinedModule(nn.Module):
         self._has_compared = False
         parameters = dict(self.named_parameters())
         buffers = dict(self.named_buffers())
-
-        def replicas_of(name: str) -> ProcessGroupSmdp | None:
-            # All data-parallel ranks hold a whole weight; fewer ranks hold the same part of a sharded one.
-            axis: Axis = "rdp" if name in parameters and cut_of(parameters[name]) is not None else "dp"
-            return mesh.step_group(axis) if len(mesh.ranks(axis)) > 1 else None
-
-        replicas = ReplicaGradients(parameters, buffers, split.weights, own, replicas_of)
-        tied = TiedGradients(parameters, split, mesh, schedule.rank_of)
+        self._reductions = Reductions(parameters, buffers, split, own, mesh, schedule.rank_of)
+        replicas, tied = self._reductions.replicas, self._reductions.tied
         handlers = Handlers(
             [Computations(), TransferActions(), ReductionActions(replicas, tied, split.tied())]
         )
@@ -371,6 +364,15 @@ class PipelinedModule(nn.Module):
     def saves(self, entry: Entry) -> bool:
         """Returns whether this rank, in the first replica, has the stage that saves an entry."""
         return self.mesh.replica == 0 and entry.saver in self._own
+
+    @property
+    def process_group(self) -> ProcessGroupSmdp:
+        """The ranks that hold the same stages. All ranks of the job ask for it first together."""
+        return self.mesh.group("dp")
+
+    def averaged_gradients(self, feature: str, trained: Collection[Parameter]) -> ShardedReplicas:
+        """Returns the gradients that replicas average; see `Reductions.shardable()`."""
+        return self._reductions.shardable(feature, trained)
 
     @property
     def layout(self) -> ParallelMesh:
