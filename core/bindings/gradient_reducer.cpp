@@ -153,6 +153,7 @@ void bind_gradient_reducer(nb::module_& m) {
             return reinterpret_cast<Pointer>(reducer.means(number));
           },
           nb::arg("number"), "Returns the address of a buffer's means, valid until the next step.")
+      .def("has_means", &GradientReducer::has_means, nb::arg("number"))
       .def(
           "gather",
           [](GradientReducer& reducer, const std::vector<Pointer>& data) {

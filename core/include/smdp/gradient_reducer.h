@@ -123,12 +123,16 @@ class SMDP_API GradientReducer {
 
   // For reducers whose `shards` are not kNone: the fusion buffers, which stay the same in all steps.
   const std::vector<ShardedBuffer>& sharded_buffers() const;
-  // Returns, after wait(), the memory of a buffer, in which the means of the ranges that this rank owns are valid until
+  // Returns, after has_means() or wait(), the memory of a buffer, in which the means of the ranges that this rank owns are valid until
   // the next step. That of a buffer that is alone is the gradient's own, or the reducer's where the gradient was
   // absent.
   const void* means(std::size_t number) const;
-  // Collective, between wait() and the next step. data: by buffer, memory of `count` elements in the buffer's layout,
-  // of which each rank has what it owns, and all ranks get everything. It must live until wait() of the result.
+  // Returns, after finish(), whether this rank has the means that it owns of a buffer. They may be read then, before
+  // wait() has ended the step.
+  bool has_means(std::size_t number) const;
+  // Collective, between finish() and the next step. data: by buffer, memory of `count` elements in the buffer's layout,
+  // of which each rank has what it owns, and all ranks get everything. It must live until wait() of the result. Nothing
+  // travels before all means are there.
   std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data);
 
   // Closes the reducer on all ranks, whatever it is doing. Once this returns, no gradient's memory is accessed any

@@ -272,6 +272,8 @@ class GradientReducer:
     def means(self, number: int) -> int:
         """Returns the address of a buffer's means, valid until the next step."""
 
+    def has_means(self, number: int) -> bool: ...
+
     def gather(self, data: Sequence[int]) -> ParameterGather:
         """
         Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks.

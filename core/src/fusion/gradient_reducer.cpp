@@ -42,6 +42,7 @@ bool GradientReducer::is_used(std::size_t index) const { return impl_->is_used(i
 void GradientReducer::read(std::size_t index, void* out) const { impl_->read(index, out); }
 const std::vector<ShardedBuffer>& GradientReducer::sharded_buffers() const { return impl_->sharded_buffers(); }
 const void* GradientReducer::means(std::size_t number) const { return impl_->means(number); }
+bool GradientReducer::has_means(std::size_t number) const { return impl_->has_means(number); }
 std::unique_ptr<ParameterGather> GradientReducer::gather(const std::vector<void*>& data) { return impl_->gather(data); }
 void GradientReducer::abort(const std::string& reason) { impl_->abort(reason); }
 bool GradientReducer::copy_kept(std::size_t index, std::size_t part, float* out) const {

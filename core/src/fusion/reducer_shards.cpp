@@ -14,20 +14,18 @@ const std::vector<ShardedBuffer>& GradientReducer::Impl::sharded_buffers() const
   return sharded_;
 }
 
-const void* GradientReducer::Impl::means(std::size_t number) const {
-  check_sharded("means()");
-  if (number >= buffers_.size()) {
-    throw InvalidArgument("[smdp] there is no fusion buffer " + std::to_string(number) + "; there are " +
-                          std::to_string(buffers_.size()) + ".");
-  }
-  return buffers_[number].data;
+const void* GradientReducer::Impl::means(std::size_t number) const { return sharded_buffer("means()", number).data; }
+
+bool GradientReducer::Impl::has_means(std::size_t number) const {
+  const FusionBuffer& buffer = sharded_buffer("has_means()", number);
+  return buffer.done && buffer.done->done() && !buffer.done->error();
 }
 
 std::unique_ptr<ParameterGather> GradientReducer::Impl::gather(const std::vector<void*>& data) {
   check_sharded("gather()");
   {
     const Lock lock(mutex_);
-    if (is_in_step_) throw Error("[smdp] gather() in the middle of a step: call wait() first.");
+    if (is_in_step_ && !is_finished_) throw Error("[smdp] gather() in the middle of a step: call finish() first.");
   }
   rethrow_failure();
   std::vector<std::string> labels;
@@ -46,6 +44,13 @@ void GradientReducer::Impl::check_sharded(const char* what) const {
   if (is_sharded()) return;
   throw Error(std::string("[smdp] ") + what +
               " of a reducer without shards. Make it with shards 'world' or 'host' in its options.");
+}
+
+const FusionBuffer& GradientReducer::Impl::sharded_buffer(const char* what, std::size_t number) const {
+  check_sharded(what);
+  if (number < buffers_.size()) return buffers_[number];
+  throw InvalidArgument("[smdp] there is no fusion buffer " + std::to_string(number) + "; there are " +
+                        std::to_string(buffers_.size()) + ".");
 }
 
 void GradientReducer::Impl::throw_device_has_no_shards(std::size_t index, int device) const {

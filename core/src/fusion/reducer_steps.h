@@ -68,6 +68,7 @@ class GradientReducer::Impl {
   // reducer_shards.cpp
   const std::vector<ShardedBuffer>& sharded_buffers() const;
   const void* means(std::size_t number) const;
+  bool has_means(std::size_t number) const;
   std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data);
 
  private:
@@ -140,6 +141,7 @@ class GradientReducer::Impl {
   bool spans_hosts() const { return options_.shards == ShardScope::kWorld; }
   void check_not_sharded(const char* what) const;
   void check_sharded(const char* what) const;
+  const FusionBuffer& sharded_buffer(const char* what, std::size_t number) const;
   [[noreturn]] void throw_device_has_no_shards(std::size_t index, int device) const;
   // Collective: no rank keeps what compression would have kept of a step in which the sums of one were not finite.
   void agree_on_finite(const std::function<bool()>& interrupted);
