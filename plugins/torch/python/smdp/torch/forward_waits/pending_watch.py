@@ -1,25 +1,43 @@
-"""Detects parameters that are used before they have been stepped."""
+"""Detects parameters that are used before they have their new values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class PendingWatch(TorchDispatchMode):
-    """While open, any operation on a parameter that waits for its step raises RuntimeError.
+class Words(NamedTuple):
+    """What messages say about a feature that makes forwards wait for parameters.
 
-    Args:
-        name_of_pending: Returns the name of a parameter that waits for its step, and None for other tensors.
+    Attributes:
+        feature: Its name.
+        event: What gives a parameter its new values, for example "its step".
+        missed: What an error keeps from parts of the model, for example "their last step".
+        cure: What to do if a parameter is used outside the forward of its unit.
     """
 
-    def __init__(self, name_of_pending: Callable[[Tensor], str | None]) -> None:
+    feature: str
+    event: str
+    missed: str
+    cure: str
+
+
+class PendingWatch(TorchDispatchMode):
+    """While open, any operation on a parameter that has no new values yet raises RuntimeError.
+
+    Args:
+        name_of_pending: Returns the name of a parameter without its new values, and None for other tensors.
+        words: What messages say.
+    """
+
+    def __init__(self, name_of_pending: Callable[[Tensor], str | None], words: Words) -> None:
         super().__init__()
         self._name_of_pending = name_of_pending
+        self._words = words
         self.is_open = False
 
     def open(self) -> None:
@@ -39,8 +57,7 @@ class PendingWatch(TorchDispatchMode):
             name = self._name_of_pending(value) if isinstance(value, Tensor) else None
             if name is not None:
                 raise RuntimeError(
-                    f"[smdp] StepInForward: parameter {name!r} is used before its unit's forward, and"
-                    " therefore before its step. Pass units=[...] whose parameters are used only in their own"
-                    " forward."
+                    f"[smdp] {self._words.feature}: parameter {name!r} is used before its unit's forward, and"
+                    f" therefore before {self._words.event}. {self._words.cure}"
                 )
         return func(*args, **(kwargs or {}))

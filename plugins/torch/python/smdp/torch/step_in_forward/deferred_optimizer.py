@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim import optimizer as optimizer_module
 
+from smdp.torch.optimizers.step_part import has_step_hooks, step_part
 from smdp.torch.step_in_forward.pending_gradient import PendingGradient
 
 _SCHEDULER = "_wrapped_by_lr_sched"
-_GLOBAL_HOOKS = (optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks)
 
 
 class DeferredOptimizer:
@@ -56,26 +55,19 @@ class DeferredOptimizer:
         if self._noted is None:
             return
         groups, group_of = self._noted
-        parts = [{**group, "params": []} for group in groups]
         mine = [parameter for parameter in parameters if id(parameter) in group_of]
         if not mine:
             return
+        parts: list[list[Parameter]] = [[] for _ in groups]
         for parameter in mine:
-            parts[group_of[id(parameter)]]["params"].append(parameter)
-        everything = self.optimizer.param_groups
-        self.optimizer.param_groups = parts
-        try:
-            self._step()
-        finally:
-            self.optimizer.param_groups = everything
-        for group, part in zip(groups, parts, strict=True):
-            for key, value in part.items():
-                if key != "params" and (key not in group or group[key] is not value or _is_changed(value)):
-                    raise RuntimeError(
-                        f"[smdp] {type(self.optimizer).__name__} keeps {key!r} for a whole group of"
-                        " parameters. StepInForward supports only optimizers that keep their state per"
-                        " parameter. Use such an optimizer, or remove StepInForward."
-                    )
+            parts[group_of[id(parameter)]].append(parameter)
+        key = step_part(self.optimizer, self._step, groups, parts)
+        if key is not None:
+            raise RuntimeError(
+                f"[smdp] {type(self.optimizer).__name__} keeps {key!r} for a whole group of parameters."
+                " StepInForward supports only optimizers that keep their state per parameter. Use such an"
+                " optimizer, or remove StepInForward."
+            )
 
     def _note(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
@@ -83,8 +75,7 @@ class DeferredOptimizer:
                 "[smdp] StepInForward: step() got a closure, which it does not support because the gradients"
                 " arrive later. Call step() without arguments."
             )
-        one = self.optimizer
-        if any((*_GLOBAL_HOOKS, one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks)):
+        if has_step_hooks(self.optimizer):
             raise ValueError(
                 "[smdp] StepInForward: the optimizer has step hooks, which would run once for every unit."
                 " Remove the hooks."
@@ -116,7 +107,3 @@ def _copy(group: dict[str, Any]) -> dict[str, Any]:
         for key, value in group.items()
         if key != "params"
     }
-
-
-def _is_changed(value: object) -> bool:
-    return isinstance(value, Tensor) and value._version != 0

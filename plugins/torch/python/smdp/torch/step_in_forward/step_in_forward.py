@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import logging
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
-from smdp import _world
 from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataParallel
+from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, end_at_exit
+from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.process_group import completion
-from smdp.torch.process_group.pending_watch import PendingWatch
 from smdp.torch.process_group.profiling import ranged
 from smdp.torch.step_in_forward.deferred_optimizer import DeferredOptimizer
-from smdp.torch.step_in_forward.inert_hook import InertHook
 from smdp.torch.step_in_forward.pending_gradient import PendingGradient
 
-_log = logging.getLogger(__name__)
-
-# Containers that are never called themselves.
-_COLLECTIONS = (nn.ModuleList, nn.ModuleDict)
+_WORDS = Words(
+    feature="StepInForward",
+    event="its step",
+    missed="their last step",
+    cure="Pass units=[...] whose parameters are used only in their own forward.",
+)
 
 
 class StepInForward:
@@ -78,7 +74,7 @@ class StepInForward:
                     " torch optimizers, and modules as units=[...]."
                 )
         root = model.module
-        chosen = _default_units(root) if units is None else list(units)
+        chosen = default_units(root) if units is None else list(units)
         inside = {id(module) for module in root.modules()}
         for unit in chosen:
             if id(unit) not in inside:
@@ -91,16 +87,12 @@ class StepInForward:
         self._parameters = self._hooks.parameters
         self._check(optimizers)
         self._held: dict[int, Tensor | None] = {}  # gradients that are still being averaged, by index
-        self._error: BaseException | None = None  # the error that kept units from their step
         self._placeholders = [PendingGradient(parameter) for parameter in self._parameters]
-        # Watches forwards with pending steps, until one with gradients enabled has succeeded.
-        self._watch: PendingWatch | None = PendingWatch(self.name_of_pending)
-        self._hook(root, chosen)
+        self._waits = ForwardWaits(root, self._parameters, self._held, self._step, _WORDS, chosen)
         self._optimizers = [DeferredOptimizer(one, self.settle) for one in optimizers]
-        self._settle_before_saving(model, optimizers)
+        self._waits.settle_before_saving((*model.modules(), *optimizers))
         self._hooks.deferral = self
-        # The other ranks may still wait for gradients of this rank.
-        atexit.register(_end_at_exit, weakref.ref(self))
+        end_at_exit(self)
 
     def __del__(self) -> None:
         """Ends the step under way, which uses memory that this object holds."""
@@ -110,7 +102,7 @@ class StepInForward:
             if completion.is_current_thread():  # waiting here could block the thread that ends the step
                 self._hooks.reducer.abort("a StepInForward was collected in the middle of a step")
             else:
-                self._end()
+                self.end()
 
     def settle(self) -> None:
         """Waits for all gradients and carries out the recorded steps.
@@ -118,7 +110,7 @@ class StepInForward:
         Raises:
             RuntimeError: An earlier error has kept some units from their step.
         """
-        self._settle(range(len(self._parameters)))
+        self._waits.settle()
 
     def hold(self) -> None:
         """Replaces the gradients of a backward that has just ended with placeholders."""
@@ -129,11 +121,12 @@ class StepInForward:
             self._held[index] = parameter.grad
             parameter.grad = self._placeholders[index]  # even if only other ranks have a gradient
 
-    def name_of_pending(self, tensor: Tensor) -> str | None:
-        """Returns the name of a parameter that has not been stepped yet, and None for any other tensor."""
-        if any(self._parameters[index] is tensor for index in self._held):
-            return self._names.get(id(tensor))
-        return None
+    def end(self) -> None:
+        """Waits until all gradients are averaged."""
+        if not self._is_over:
+            with ranged("wait for gradients"):
+                self._hooks.reducer.wait()
+            self._is_over = True
 
     def _check(self, optimizers: Iterable[Optimizer]) -> None:
         if self._hooks.deferral is not None or self._hooks.shards is not None:
@@ -158,69 +151,10 @@ class StepInForward:
                     " does not average. Use a separate optimizer for this parameter."
                 )
 
-    def _hook(self, root: nn.Module, units: Sequence[nn.Module]) -> None:
-        index_of = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-
-        def indices(module: nn.Module) -> list[int]:
-            return [index_of[id(one)] for one in module.parameters() if id(one) in index_of]
-
-        chosen = {id(unit) for unit in units}
-        taken = {index for unit in units for index in indices(unit)}
-        for module in root.modules():  # units, and modules that are called outside them
-            holds_units = any(id(one) in chosen for one in module.modules() if one is not module)
-            mine = indices(module)
-            if holds_units and id(module) not in chosen:
-                mine = [index for index in mine if index not in taken]
-            if mine:
-                module.register_forward_pre_hook(InertHook(self._settle, mine), prepend=True)
-        root.register_forward_pre_hook(InertHook(self._begin_forward), prepend=True)
-        root.register_forward_hook(InertHook(self._end_forward, takes_result=True), always_call=True)
-        # Code compiled for a model of the same class without hooks would be used again, without the hooks.
-        torch.compiler.reset()
-
-    def _settle_before_saving(self, model: DistributedDataParallel, optimizers: Iterable[Optimizer]) -> None:
-        for part in (*model.modules(), *optimizers):
-            part.register_state_dict_pre_hook(InertHook(self.settle))
-            part.register_load_state_dict_pre_hook(InertHook(self.settle))
-
-    def _begin_forward(self) -> None:
-        if self._watch is not None and self._held:
-            self._watch.open()
-
-    def _end_forward(self, result: object) -> None:
-        if self._watch is not None and self._watch.is_open:
-            self._watch.close()
-            # The result is None after an error.
-            if result is not None and torch.is_grad_enabled():
-                self._watch = None
-
-    def _settle(self, indices: Iterable[int]) -> None:
-        if self._error is not None:
-            raise RuntimeError(
-                "[smdp] StepInForward: an error has left parts of the model without their last step. Continue"
-                f" from a checkpoint in a new process. The error was: {self._error}"
-            ) from self._error
-        mine = [index for index in indices if index in self._held] if self._held else []
-        if not mine:
-            return
-        try:
-            # The step runs as after backward, regardless of the modes of the surrounding forward.
-            with (
-                torch.inference_mode(False),
-                torch.no_grad(),
-                torch.autocast("cpu", enabled=False),
-                torch._C.DisableTorchFunction(),
-                _disable_current_modes(),
-            ):
-                self._step(mine)
-        except BaseException as error:
-            self._error = error
-            raise
-
     def _step(self, indices: list[int]) -> None:
         # Whether another rank has used a parameter is known only when the reducer's step has ended.
         if len(indices) == len(self._held) or any(self._held[index] is None for index in indices):
-            self._end()
+            self.end()
         left = {}  # the value of .grad after the step; None after zero_grad()
         for index in indices:
             if not self._is_over:
@@ -234,29 +168,3 @@ class StepInForward:
             optimizer.step(self._parameters[index] for index in indices)
         for index, grad in left.items():
             self._parameters[index].grad = grad
-
-    def _end(self) -> None:
-        if not self._is_over:
-            with ranged("wait for gradients"):
-                self._hooks.reducer.wait()
-            self._is_over = True
-
-
-def _default_units(root: nn.Module) -> list[nn.Module]:
-    if isinstance(root, nn.Sequential):
-        return list(root)
-    units = []
-    for child in root.children():
-        is_unit = isinstance(root, _COLLECTIONS) and not isinstance(child, _COLLECTIONS)
-        units += [child] if is_unit else _default_units(child)
-    return units
-
-
-def _end_at_exit(steps: weakref.ref[StepInForward]) -> None:
-    found = steps()
-    if found is None or _world.why_it_ends():  # after an error the other ranks must learn of it at once
-        return
-    try:
-        found._end()
-    except Exception as error:  # noqa: BLE001 - the interpreter is exiting
-        _log.warning("%s The last optimizer step was not carried out.", error)

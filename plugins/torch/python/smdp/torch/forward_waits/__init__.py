@@ -1,0 +1,1 @@
+"""Waits in front of the forwards that read parameters."""
