@@ -250,15 +250,16 @@ def refuses() -> None:
     optimizer = ShardedOptimizer(torch.optim.SGD(parameters, lr=0.1), model)
     with pytest.raises(ValueError, match="only one"):
         ShardedOptimizer(torch.optim.SGD(parameters, lr=0.1), model)
-    with model.no_sync():
-        model(torch.ones(2, 20)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"'0\.weight' is not averaged"):
-        optimizer.step()
     model(torch.ones(2, 20)).sum().backward()
     with pytest.raises(RuntimeError, match="full_tensor"):
         parameters[0].grad.cumsum(0)
     with pytest.raises(ValueError, match="parameter groups of"):
         optimizer.load_state_dict(torch.optim.SGD(parameters[:2], lr=0.1).state_dict())
+    optimizer.zero_grad()
+    with model.no_sync():
+        model(torch.ones(2, 20)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"'0\.weight' is not averaged"):
+        optimizer.step()
 
 
 def test_wrong_input_is_refused() -> None:

@@ -62,6 +62,18 @@ class ShardedReducer(Protocol):
     def means(self, number: int) -> int:
         """Returns the address of a buffer's means, valid until the next step."""
 
+    def has_means(self, number: int) -> bool:
+        """Returns whether a buffer's means have arrived."""
+
+    def wait_for(self, index: int) -> None:
+        """Waits for the mean of a gradient."""
+
+    def wait(self) -> None:
+        """Waits for all means, which ends the step."""
+
+    def abort(self, reason: str) -> None:
+        """Ends the operations of all ranks with this reason."""
+
     def gather(self, data: Sequence[int]) -> ParameterGather:
         """Begins to send what each rank owns of `data`, by buffer the address of its memory."""
 

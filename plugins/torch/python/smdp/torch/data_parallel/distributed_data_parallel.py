@@ -351,7 +351,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self._hook_options is None:
             return super().join_hook(**kwargs)
         hooks = self._make_hooks()
-        for taker, feature in ((hooks.deferral, "StepInForward"), (hooks.shards, "ShardedOptimizer")):
+        for taker, feature in ((hooks.shards, "ShardedOptimizer"), (hooks.deferral, "StepInForward")):
             if taker is not None:
                 raise ValueError(f"[smdp] join() cannot be used with {feature}. Remove one of them.")
         self._divides_by_all = kwargs.get("divide_by_initial_world_size", True)

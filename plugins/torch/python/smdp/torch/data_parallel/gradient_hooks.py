@@ -174,7 +174,7 @@ class GradientHooks:
     @property
     def is_deferred(self) -> bool:
         """Whether the optimizer steps in the next forward."""
-        return self.deferral is not None
+        return self.deferral is not None and self.shards is None
 
     @property
     def is_sharded(self) -> bool:
@@ -356,7 +356,7 @@ class GradientHooks:
                 if index not in self._has_come and parameter.grad is not None:
                     # A gradient that is averaged already must not be averaged again unless some rank has
                     # added to it since.
-                    is_used = index in self._touched or self.deferral is not None
+                    is_used = index in self._touched or self.is_deferred
                     self.hand_over(index, parameter, is_used=is_used)
                     if not is_used:
                         self._left.add(index)
@@ -388,7 +388,8 @@ class GradientHooks:
         if self.shards is None and index in self._left and not self.reducer.is_used(index):
             return grad
         if self.shards is not None:
-            if index not in self._left and not self.reducer.is_used(index):
+            # With a gradient on this rank the answer is known, even before the reducer's step has ended.
+            if grad is None and not self.reducer.is_used(index):
                 return None
             mean = self.shards.mean(index, lent)
             return mean if self.scale == 1.0 else mean.mul_(self.scale)

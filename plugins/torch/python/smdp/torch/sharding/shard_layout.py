@@ -12,6 +12,9 @@ from torch.nn import Parameter
 
 from smdp.torch.data_parallel.averaged_gradients import ParameterGather, ShardedReducer
 
+# Optimizers make several passes over each piece. One of this size stays in a core's cache with its state.
+_PIECE_BYTES = 512 * 1024
+
 
 class Piece(NamedTuple):
     """A range of a parameter's elements, in memory order, that this rank owns.
@@ -62,8 +65,9 @@ class ShardLayout:
                 self._place[index] = (number, offset)
                 for begin, end in buffer.owned:
                     first, last = max(begin - offset, 0), min(end - offset, count)
-                    if first < last:
-                        self.pieces[index].append(Piece(first, last))
+                    size = _PIECE_BYTES // parameters[index].element_size()
+                    for start in range(first, last, size):
+                        self.pieces[index].append(Piece(start, min(start + size, last)))
         self._forms = [_form(parameter) for parameter in parameters]
         self._memory: dict[int, memoryview] = {}  # by buffer, unless its parameter is alone in it
         self._flat = [self._flattened(number) for number in range(len(self._buffers))]
@@ -72,6 +76,14 @@ class ShardLayout:
     def size(self) -> int:
         """The number of fusion buffers."""
         return len(self._buffers)
+
+    def members(self, number: int) -> list[int]:
+        """Returns the indices of the parameters in a fusion buffer."""
+        return [index for index, _, _ in self._buffers[number].members]
+
+    def buffer_of(self, index: int) -> int:
+        """Returns the number of the fusion buffer of a parameter."""
+        return self._place[index][0]
 
     def views(self, index: int) -> list[Tensor]:
         """Returns one-dimensional views of this rank's pieces of a parameter."""

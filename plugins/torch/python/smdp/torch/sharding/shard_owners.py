@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smdp.torch.data_parallel.averaged_gradients import ShardedReducer
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
+from smdp.torch.sharding.means_under_way import MeansUnderWay
 
 
 class Held(Protocol):
@@ -27,22 +27,23 @@ class ShardOwners:
     Args:
         group: All ranks that average the gradients.
         scope: "world": each element has one owner. "host": it has one on every host.
-        reducer: The reducer of the gradients.
+        means: The means of the last backward.
         count: The number of gradients.
 
     Attributes:
         group: All ranks that average the gradients.
+        means: The means of the last backward.
         copies: How many ranks own each element.
         is_counted: Whether this rank's pieces are added to sums over all ranks. With several owners of each
             element, only those of the first host are.
     """
 
-    def __init__(self, group: ProcessGroupSmdp, scope: str, reducer: ShardedReducer, count: int) -> None:
+    def __init__(self, group: ProcessGroupSmdp, scope: str, means: MeansUnderWay, count: int) -> None:
         hosts = group.core.hosts
         self.group = group
         self.copies = len(hosts) if scope == "host" else 1
         self.is_counted = scope == "world" or group.rank() in hosts[0]
-        self._reducer = reducer
+        self.means = means
         self._count = count
         self._held: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
         self._known: dict[int, Tensor] = {}  # norms that no call has returned yet
@@ -50,8 +51,8 @@ class ShardOwners:
 
     @property
     def step(self) -> int:
-        """The number of means that the reducer has computed."""
-        return self._reducer.steps
+        """The number of backward passes whose gradients are means."""
+        return self.means.steps
 
     def norms(self, own: list[list[Tensor]], order: float) -> Tensor:
         """Returns norms over all ranks, in float64. Collective.

@@ -51,7 +51,7 @@ class ShardedGradient(Tensor):
             forget norms that were computed before.
     """
 
-    pieces: list[Tensor]
+    _pieces: list[Tensor]
     _ranges: Sequence[Piece]
     _owners: ShardOwners
     _sum: Tensor | None  # this rank's contribution to the next mean, once something was added to it
@@ -71,7 +71,7 @@ class ShardedGradient(Tensor):
         made: ShardedGradient = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
-        made.pieces = pieces
+        made._pieces = pieces
         made._ranges = ranges
         made._owners = owners
         made._sum = None
@@ -80,9 +80,15 @@ class ShardedGradient(Tensor):
         owners.hold(index, made)
         return made
 
+    @property
+    def pieces(self) -> list[Tensor]:
+        """This rank's values, once they have arrived."""
+        self._owners.means.end()
+        return self._pieces
+
     def __repr__(self) -> str:
         """Returns the shape and the number of this rank's values."""
-        own = sum(piece.numel() for piece in self.pieces)
+        own = sum(piece.numel() for piece in self._pieces)
         return f"ShardedGradient({tuple(self.shape)}, {self.dtype}, {own} values on this rank)"
 
     def full_tensor(self) -> Tensor:
@@ -129,6 +135,15 @@ class ShardedGradient(Tensor):
             RuntimeError: Something was added to the gradient since it was averaged, or it was kept from an
                 earlier backward.
         """
+        self.check_averaged(what)
+        return self.pieces
+
+    def arriving(self) -> list[Tensor]:
+        """Returns the tensors in which this rank's values are, or will be."""
+        return self._pieces
+
+    def check_averaged(self, what: object) -> None:
+        """Checks that this is a mean of the last backward; see `averaged()`."""
         self._check_current(what)
         if self._sum is not None:
             raise RuntimeError(
@@ -136,7 +151,6 @@ class ShardedGradient(Tensor):
                 f" {tuple(self.shape)}, and the sum is not averaged yet. Call this after a backward without"
                 " no_sync()."
             )
-        return self.pieces
 
     def measured(self) -> list[Tensor]:
         """Returns the pieces whose norm is asked for, none if the gradient has no mean at the moment."""

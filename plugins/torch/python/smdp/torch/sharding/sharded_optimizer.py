@@ -14,16 +14,27 @@ from torch.optim import Optimizer
 
 from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, AveragingModel
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
+from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, end_at_exit
+from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
-from smdp.torch.process_group.profiling import ranged
+from smdp.torch.process_group import completion
 from smdp.torch.sharding.elementwise import check_elementwise
+from smdp.torch.sharding.means_under_way import MeansUnderWay
+from smdp.torch.sharding.returning_parameters import ReturningParameters
 from smdp.torch.sharding.shard_layout import ShardLayout, is_dense
 from smdp.torch.sharding.shard_owners import ShardOwners
+from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
 
 _SCOPES = ("world", "host")
 _KEEPING = ("int8", "topk")
+_WORDS = Words(
+    feature="ShardedOptimizer",
+    event="it has arrived from the rank that updates it",
+    missed="their new values",
+    cure="Wrap the optimizer without overlap_forward=True.",
+)
 
 
 class ShardedOptimizer(OptimizerLink):
@@ -45,6 +56,10 @@ class ShardedOptimizer(OptimizerLink):
             state of a pipeline's stage is distributed over its replicas.
         scope: "world": each element has one owner among all ranks. "host": one owner on every host, which
             leaves less to send between hosts and keeps the state once per host.
+        overlap_forward: Whether `step()` returns while parameters travel back. They are awaited by the next
+            forward, those of the front layers first, and by `state_dict()` of the model. Call `settle()`
+            before anything else reads parameters between `step()` and the next forward. The parameters of
+            each element of the model's ModuleLists and Sequentials may be used only in its own forward.
 
     Attributes:
         layout: Which pieces of the parameters this rank owns.
@@ -61,11 +76,23 @@ class ShardedOptimizer(OptimizerLink):
     # GradScaler must unscale before step(), which then needs no scale.
     _step_supports_amp_scaling = False
 
-    def __init__(self, optimizer: Optimizer, model: AveragingModel, scope: str = "world") -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: AveragingModel,
+        scope: str = "world",
+        *,
+        overlap_forward: bool = False,
+    ) -> None:
         _check_arguments(optimizer, model, scope)
         given = [one for group in optimizer.param_groups for one in group["params"]]
         hooks = model.averaged_gradients("ShardedOptimizer", given)
         _check_hooks(hooks)
+        if overlap_forward and not isinstance(hooks, GradientHooks):
+            raise ValueError(
+                "[smdp] ShardedOptimizer: overlap_forward=True needs a model wrapped in"
+                " smdp.torch.DistributedDataParallel. Leave it out with smdp.torch.pipeline()."
+            )
         super().__init__(optimizer)
         self._hooks = hooks
         self._names = {id(one): name for name, one in model.module.named_parameters()}
@@ -74,23 +101,71 @@ class ShardedOptimizer(OptimizerLink):
             raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
         self._check_known(given)
         keys = check_elementwise(optimizer, optimizer.param_groups)
-        reducer = hooks.shard(scope)
-        owners = ShardOwners(model.process_group, scope, reducer, len(hooks.parameters))
+        self._reducer = reducer = hooks.shard(scope)
+        self._means = MeansUnderWay(reducer, hooks if isinstance(hooks, GradientHooks) else None)
+        owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
         self._owners = owners
         self.layout = ShardLayout(reducer, hooks.parameters, [one.name for one in hooks.registered])
         self._state = ShardedState(optimizer, self.layout, owners, self._index)
         for one in given:
             self._state.add(one, keys)
         self._whole: dict[int, Any] | None = None
+        self._returning = ReturningParameters(self.layout, hooks.parameters, self._state.pieces)
+        self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means)
+        self._waits: ForwardWaits | None = None
+        if overlap_forward:
+            module = model.module
+            self._waits = ForwardWaits(
+                module,
+                hooks.parameters,
+                self._returning.pending,
+                self._returning.receive,
+                _WORDS,
+                default_units(module),
+            )
+            self._waits.settle_before_saving(module.modules())
         hooks.shards = self
+        if isinstance(hooks, GradientHooks):
+            hooks.deferral = self._means
+        end_at_exit(self)
+
+    def __del__(self) -> None:
+        """Ends what is under way, which uses memory that this object holds."""
+        returning = self.__dict__.get("_returning")
+        if returning is None or (self._means.is_over and not returning.pending):
+            return
+        with contextlib.suppress(Exception):
+            if completion.is_current_thread():  # waiting here could block the thread that ends it
+                self._reducer.abort("a ShardedOptimizer was collected in the middle of a step")
+            else:
+                self.end()
 
     @property
     def state(self) -> dict[Any, Any]:
         """The state of this rank's pieces, in a new dict."""
         return dict(self.inner.state)
 
+    def settle(self) -> None:
+        """Waits until all gradients of the last backward and all parameters of the last step have arrived.
+
+        Call it before code other than the model's forward and `state_dict()` reads parameters after `step()`,
+        if `overlap_forward` is on. Without `overlap_forward` it has nothing to wait for after `step()`.
+
+        Raises:
+            RuntimeError: An earlier error has left parts of the model without their new values.
+        """
+        self._means.end()
+        self._settle_parameters()
+
+    def end(self) -> None:
+        """Waits until nothing is under way, without a look at earlier errors."""
+        self._means.end()
+        self._returning.receive_all()
+
     def mean(self, index: int, lent: Tensor | None) -> Tensor:
         """Returns the mean of a gradient, of which this rank has its pieces."""
+        if lent is not None:
+            self._means.lend(lent)
         pieces = self.layout.means(index, lent)
         parameter = self._hooks.parameters[index]
         return ShardedGradient(parameter, index, self.layout.pieces[index], pieces, self._owners)
@@ -113,19 +188,13 @@ class ShardedOptimizer(OptimizerLink):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
+        with torch.no_grad(), self._told():
+            self._settle_parameters()
             self.layout.bring_back()
-            try:
-                for index, pieces in self._state.pieces.items():
-                    self._give_gradients(index, pieces)
-                with self._pieces_in_groups():
-                    self.inner.step()
-            finally:
-                for pieces in self._state.pieces.values():
-                    for piece in pieces:
-                        piece.grad = None
             self._whole = None
-            self._send()
+            self._returning.expect(self._update.run())
+            if self._waits is None:
+                self._returning.receive_all()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -167,6 +236,7 @@ class ShardedOptimizer(OptimizerLink):
                 f"[smdp] consolidate(to={to}): the ranks of this optimizer are"
                 f" {', '.join(map(str, ranks))}. Pass one of them."
             )
+        self.settle()
         self.layout.bring_back()
         self._whole = self._state.collect(to)
 
@@ -176,6 +246,7 @@ class ShardedOptimizer(OptimizerLink):
         Raises:
             RuntimeError: `consolidate()` was not called since the last step, or for another rank.
         """
+        self.settle()
         if self._whole is None:
             raise RuntimeError(
                 "[smdp] the state of a ShardedOptimizer is distributed over the ranks. Call"
@@ -189,6 +260,7 @@ class ShardedOptimizer(OptimizerLink):
         Raises:
             ValueError: The groups or the shapes differ from this optimizer's.
         """
+        self.settle()
         self.layout.bring_back()
         self._state.load(state_dict)
         self._whole = None
@@ -200,41 +272,21 @@ class ShardedOptimizer(OptimizerLink):
             " the ranks. Save what state_dict() returns after consolidate()."
         )
 
+    def _settle_parameters(self) -> None:
+        if self._waits is None:
+            self._returning.receive_all()
+        else:
+            self._waits.settle()
+
     @contextlib.contextmanager
-    def _pieces_in_groups(self) -> Iterator[None]:
-        """Puts this rank's pieces in place of the parameters into the groups of the wrapped optimizer."""
-        groups = list(self.inner.param_groups)
-        whole = [group["params"] for group in groups]
+    def _told(self) -> Iterator[None]:
+        """Ends the wait of the other ranks with the reason if this rank cannot take part in a step."""
         try:
-            for group, parameters in zip(groups, whole, strict=True):
-                group["params"] = [piece for one in parameters for piece in self._state.pieces_of(one)]
             yield
-        finally:
-            for group, parameters in zip(groups, whole, strict=True):
-                group["params"] = parameters
-
-    def _send(self) -> None:
-        """Sends the pieces of this rank, and waits for those of the others."""
-        with ranged("gather parameters"):
-            gather = self.layout.gather()
-            for number in range(self.layout.size):
-                gather.ready(number)
-            gather.wait()
-        for index in self._state.pieces:  # a graph that was recorded before must not be used any more
-            torch.autograd.graph.increment_version(self._hooks.parameters[index])
-
-    def _give_gradients(self, index: int, pieces: list[Parameter]) -> None:
-        grad = self._hooks.parameters[index].grad
-        if grad is None:
-            return
-        if not isinstance(grad, ShardedGradient):
-            name = self._hooks.registered[index].name
-            raise RuntimeError(
-                f"[smdp] the gradient of parameter {name!r} is not averaged: it comes from no_sync(), from"
-                " another model, or was assigned. Call step() after a backward that averages gradients."
-            )
-        for piece, own in zip(pieces, grad.averaged("step()"), strict=True):
-            piece.grad = own
+        except BaseException as error:
+            reason = str(error).removeprefix("[smdp] ") or type(error).__name__
+            self._reducer.abort(f"step() of a ShardedOptimizer failed: {reason}")
+            raise
 
     def _check_known(self, parameters: Iterable[Parameter]) -> None:
         for one in parameters:

@@ -27,6 +27,7 @@ class ShardedState:
         index_of: The index of each parameter by its id.
 
     Attributes:
+        index_of: The index of each parameter by its id.
         pieces: This rank's pieces of each parameter of the optimizer, by index. They are the keys of the
             wrapped optimizer's state.
         keys: What the optimizer stores for each element, and what for each parameter.
@@ -38,21 +39,21 @@ class ShardedState:
         self._optimizer = optimizer
         self._layout = layout
         self._owners = owners
-        self._index_of = index_of
+        self.index_of = index_of
         self.pieces: dict[int, list[Parameter]] = {}
         self.keys = StateKeys(frozenset(), frozenset())
 
     def add(self, parameter: Parameter, keys: StateKeys) -> None:
         """Makes pieces of a parameter, and of the state that the optimizer has for it."""
         self.keys = self.keys.merged(keys)
-        index = self._index_of[id(parameter)]
+        index = self.index_of[id(parameter)]
         self.pieces[index] = [Parameter(view) for view in self._layout.views(index)]
         if parameter in self._optimizer.state:
             self._put(index, self._cut(index, parameter, self._optimizer.state.pop(parameter)))
 
     def pieces_of(self, parameter: Parameter) -> list[Parameter]:
         """Returns this rank's pieces of a parameter."""
-        return self.pieces[self._index_of[id(parameter)]]
+        return self.pieces[self.index_of[id(parameter)]]
 
     def groups(self) -> list[dict[str, Any]]:
         """Returns the optimizer's groups as a state dict has them, with numbers in place of parameters."""
@@ -102,7 +103,7 @@ class ShardedState:
         cut: dict[int, list[dict[str, Any]] | None] = {}
         for group, saved in zip(groups, theirs, strict=True):
             for parameter, number in zip(group["params"], saved["params"], strict=True):
-                index = self._index_of[id(parameter)]
+                index = self.index_of[id(parameter)]
                 whole = given["state"].get(number)
                 cut[index] = None if whole is None else self._cut(index, parameter, _cast(whole, parameter))
         for index, state in cut.items():
@@ -146,7 +147,7 @@ class ShardedState:
         return kinds
 
     def _collected(self, parameter: Parameter, key: Any, dtype: torch.dtype, to: int) -> Tensor:
-        index = self._index_of[id(parameter)]
+        index = self.index_of[id(parameter)]
         found = self._layout.empty(index, dtype).zero_()
         flat = flattened(found)
         if self._owners.is_counted:

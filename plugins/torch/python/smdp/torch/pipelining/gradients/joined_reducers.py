@@ -34,6 +34,7 @@ class JoinedReducers:
         self._reducers = [reducer for reducer, _ in reducers]
         self.sharded_buffers: list[JoinedBuffer] = []
         self._place: list[tuple[_core.GradientReducer, int]] = []  # reducer of each buffer, and number in it
+        self._gradients: list[tuple[_core.GradientReducer, int]] = []  # the same of each gradient
         first = 0
         for reducer, gradients in reducers:
             for number, buffer in enumerate(reducer.sharded_buffers):
@@ -42,6 +43,7 @@ class JoinedReducers:
                     JoinedBuffer(buffer.count, buffer.is_alone, members, buffer.owned)
                 )
                 self._place.append((reducer, number))
+            self._gradients += [(reducer, index) for index in range(gradients)]
             first += gradients
 
     @property
@@ -53,6 +55,26 @@ class JoinedReducers:
         """Returns the address of a buffer's means."""
         reducer, inner = self._place[number]
         return reducer.means(inner)
+
+    def has_means(self, number: int) -> bool:
+        """Returns whether a buffer's means have arrived."""
+        reducer, inner = self._place[number]
+        return reducer.has_means(inner)
+
+    def wait_for(self, index: int) -> None:
+        """Waits for the mean of a gradient."""
+        reducer, inner = self._gradients[index]
+        reducer.wait_for(inner)
+
+    def wait(self) -> None:
+        """Waits for all means."""
+        for reducer in self._reducers:
+            reducer.wait()
+
+    def abort(self, reason: str) -> None:
+        """Ends the operations of all ranks with this reason."""
+        for reducer in self._reducers:
+            reducer.abort(reason)
 
     def gather(self, data: Sequence[int]) -> JoinedGather:
         """Begins to send what each rank owns of `data`, by buffer the address of its memory. Collective."""

@@ -1,0 +1,87 @@
+"""The means of the last backward, which arrive one fusion buffer after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from smdp.torch.data_parallel.averaged_gradients import ShardedReducer
+from smdp.torch.data_parallel.gradient_hooks import GradientHooks
+from smdp.torch.process_group.profiling import ranged
+
+_KEEPING = ("int8", "topk")
+
+
+class MeansUnderWay:
+    """Waits for means where they are used, not at the end of backward.
+
+    Args:
+        reducer: Averages the gradients.
+        hooks: Hand gradients over during backward. Without them, means have arrived when their step ends.
+
+    Attributes:
+        is_over: Whether all means have arrived.
+    """
+
+    def __init__(self, reducer: ShardedReducer, hooks: GradientHooks | None) -> None:
+        self._reducer = reducer
+        self._hooks = hooks
+        self._first = [buffer.members[0][0] for buffer in reducer.sharded_buffers]  # a gradient of each
+        self._lent: list[Tensor] = []
+        self.is_over = True
+
+    @property
+    def steps(self) -> int:
+        """The number of backward passes whose gradients were averaged or are being averaged."""
+        return self._reducer.steps + (not self.is_over)
+
+    def hold(self) -> None:
+        """Replaces the gradients of a backward that has just ended with means, which may still arrive."""
+        assert self._hooks is not None
+        self.is_over = False
+        parameters = self._hooks.parameters
+        # Whether another rank has used a parameter is known only when all means have arrived. Compression
+        # that keeps errors ends the step with a collective, which must come before those of the update.
+        if self._hooks.compression in _KEEPING or any(one.grad is None for one in parameters):
+            self.end()
+        with torch.no_grad():
+            for index, parameter in enumerate(parameters):
+                mean = self._hooks.deliver(index, parameter.grad)
+                if parameter.grad is not mean:
+                    parameter.grad = mean
+
+    def settle(self) -> None:
+        """Waits until all means have arrived."""
+        self.end()
+
+    def lend(self, grad: Tensor) -> None:
+        """Keeps memory that the reducer uses alive until all means have arrived."""
+        if not self.is_over:
+            self._lent.append(grad)
+
+    def in_order(self) -> Iterator[int]:
+        """Returns the fusion buffers as their means arrive, with the front layers as early as possible."""
+        left = list(range(len(self._first)))
+        while left:
+            front = left[-1]
+            if not self._has(front):
+                front = next((number for number in left if self._has(number)), front)
+            left.remove(front)
+            if not self.is_over:
+                with ranged("wait for gradients"):
+                    self._reducer.wait_for(self._first[front])
+            yield front
+
+    def end(self) -> None:
+        """Waits until all means have arrived."""
+        if self.is_over:
+            return
+        with ranged("wait for gradients"):
+            self._reducer.wait()
+        self.is_over = True
+        self._lent.clear()
+
+    def _has(self, number: int) -> bool:
+        return self.is_over or self._reducer.has_means(number)

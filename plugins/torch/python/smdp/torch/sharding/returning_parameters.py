@@ -1,0 +1,59 @@
+"""Parameters on their way from the ranks that have updated them to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+import torch
+from torch.nn import Parameter
+
+from smdp.torch.data_parallel.averaged_gradients import ParameterGather
+from smdp.torch.process_group.profiling import ranged
+from smdp.torch.sharding.shard_layout import ShardLayout
+
+
+class ReturningParameters:
+    """Receives the parameters that an optimizer step has sent.
+
+    Args:
+        layout: The fusion buffers.
+        parameters: The parameters, by index.
+        updated: The indices of those that the optimizer updates, at any time.
+
+    Attributes:
+        pending: The indices of the parameters that have not arrived.
+    """
+
+    def __init__(self, layout: ShardLayout, parameters: Sequence[Parameter], updated: Container[int]) -> None:
+        self._layout = layout
+        self._parameters = parameters
+        self._updated = updated
+        self._gather: ParameterGather | None = None
+        self.pending: set[int] = set()
+
+    def expect(self, gather: ParameterGather) -> None:
+        """Takes a gather of which this rank has sent all its parts."""
+        self._gather = gather
+        self.pending.update(range(len(self._parameters)))
+
+    def receive(self, indices: Iterable[int]) -> None:
+        """Waits until these parameters have arrived, and all others of their fusion buffers."""
+        assert self._gather is not None
+        with ranged("wait for parameters"):
+            for number in sorted({self._layout.buffer_of(index) for index in indices}, reverse=True):
+                members = self._layout.members(number)
+                if members[0] not in self.pending:
+                    continue
+                self._gather.wait_for(number)
+                self.pending.difference_update(members)
+                # A graph that was recorded before must not be used any more.
+                changed = [self._parameters[index] for index in members if index in self._updated]
+                torch.autograd.graph.increment_version(changed)
+            if not self.pending:
+                self._gather.wait()
+                self._gather = None
+
+    def receive_all(self) -> None:
+        """Waits until all parameters have arrived."""
+        if self.pending:
+            self.receive(tuple(self.pending))

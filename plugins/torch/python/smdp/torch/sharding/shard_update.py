@@ -1,0 +1,143 @@
+"""The update of this rank's shard, fusion buffer by fusion buffer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, ParameterGather
+from smdp.torch.optimizers.step_part import Options, has_step_hooks, step_part
+from smdp.torch.sharding.means_under_way import MeansUnderWay
+from smdp.torch.sharding.shard_layout import ShardLayout
+from smdp.torch.sharding.sharded_gradient import ShardedGradient
+from smdp.torch.sharding.sharded_state import ShardedState
+
+_CALLED = "_opt_called"  # which a scheduler sets
+
+
+class ShardUpdate:
+    """Updates this rank's pieces and sends them, while means of other pieces still arrive.
+
+    Each fusion buffer travels as soon as its pieces are updated. The first step is made as a whole, to find
+    out whether the optimizer keeps something per group. Such an optimizer, and one with step hooks, always
+    steps as a whole.
+
+    Args:
+        optimizer: The wrapped optimizer. Its groups have the parameters of the model.
+        hooks: Have the gradients.
+        layout: The fusion buffers.
+        state: Has the pieces.
+        means: The means of the last backward.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        hooks: AveragedGradients,
+        layout: ShardLayout,
+        state: ShardedState,
+        means: MeansUnderWay,
+    ) -> None:
+        self._optimizer = optimizer
+        self._hooks = hooks
+        self._layout = layout
+        self._state = state
+        self._means = means
+        self._group_of: dict[int, int] = {}  # by index of the parameter
+        self._is_known = False
+        self._is_per_group = False
+
+    def run(self) -> ParameterGather:
+        """Updates and sends all pieces. Collective.
+
+        Returns:
+            The parameters on their way.
+
+        Raises:
+            RuntimeError: A gradient is not averaged. Nothing is changed then.
+        """
+        for index in self._state.pieces:
+            self._check_gradient(index)
+        for number, group in enumerate(self._optimizer.param_groups):
+            for parameter in group["params"]:
+                self._group_of[self._state.index_of[id(parameter)]] = number
+        gather = self._layout.gather()
+        try:
+            if not self._is_known or self._is_per_group or has_step_hooks(self._optimizer):
+                self._means.end()
+                self._step_whole()
+                for number in range(self._layout.size):
+                    gather.ready(number)
+            else:
+                for number in self._means.in_order():
+                    self._step_part(self._layout.members(number))
+                    gather.ready(number)
+                self._means.end()
+        finally:
+            for pieces in self._state.pieces.values():
+                for piece in pieces:
+                    piece.grad = None
+        return gather
+
+    def _step_whole(self) -> None:
+        self._give_gradients(self._state.pieces)
+        groups = self._optimizer.param_groups
+        options, attributes = Options(groups), _attributes(self._optimizer)
+        with self._pieces_in_groups():
+            self._optimizer.step()
+        is_same = options.changed(groups) is None and _attributes(self._optimizer) == attributes
+        self._is_per_group = self._is_per_group or not is_same
+        self._is_known = True
+
+    def _step_part(self, indices: Iterable[int]) -> None:
+        groups = self._optimizer.param_groups
+        parts: list[list[Parameter]] = [[] for _ in groups]
+        mine = [index for index in indices if self._state.pieces.get(index)]
+        self._give_gradients(mine)
+        for index in mine:
+            parts[self._group_of[index]] += self._state.pieces[index]
+        if any(parts):
+            step_part(self._optimizer, self._optimizer.step, groups, parts)
+
+    @contextlib.contextmanager
+    def _pieces_in_groups(self) -> Iterator[None]:
+        """Puts this rank's pieces in place of the parameters into the groups of the wrapped optimizer."""
+        groups = list(self._optimizer.param_groups)
+        whole = [group["params"] for group in groups]
+        try:
+            for group, parameters in zip(groups, whole, strict=True):
+                group["params"] = [piece for one in parameters for piece in self._state.pieces_of(one)]
+            yield
+        finally:
+            for group, parameters in zip(groups, whole, strict=True):
+                group["params"] = parameters
+
+    def _give_gradients(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            grad = self._hooks.parameters[index].grad
+            if isinstance(grad, ShardedGradient):
+                for piece, own in zip(self._state.pieces[index], grad.arriving(), strict=True):
+                    piece.grad = own
+
+    def _check_gradient(self, index: int) -> None:
+        grad = self._hooks.parameters[index].grad
+        if isinstance(grad, ShardedGradient):
+            grad.check_averaged("step()")
+        elif grad is not None:
+            name = self._hooks.registered[index].name
+            raise RuntimeError(
+                f"[smdp] the gradient of parameter {name!r} is not averaged: it comes from no_sync(), from"
+                " another model, or was assigned. Call step() after a backward that averages gradients."
+            )
+
+
+def _attributes(optimizer: Optimizer) -> dict[str, object]:
+    """Returns what an optimizer may count steps with, besides its groups and its state."""
+    return {
+        key: value
+        for key, value in vars(optimizer).items()
+        if isinstance(value, int | float) and key != _CALLED
+    }
