@@ -126,8 +126,6 @@ def refuses_models() -> None:
     low = nn.Linear(8, 8, bias=False).bfloat16()
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: wrapped(gaps, sgd), "'weight' of shape .* has gaps"),
-        (lambda: wrapped(linear, sgd, compression="int8"), "compression='int8'"),
-        (lambda: wrapped(linear, sgd, compression="topk"), "compression='topk'"),
         (lambda: wrapped(linear, lambda p: OptimizerLink(sgd(p))), "got a OptimizerLink"),
         (lambda: wrapped(lambda: low, lambda p: torch.optim.Adafactor(p, lr=1e-5)), "cannot be cut"),
         (lambda: wrapped(linear, lambda p: torch.optim.Adafactor(p, lr=0.0)), "cannot be cut"),

@@ -302,11 +302,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         """
         follow(scaler, self)
 
-    def gradient_hooks(self, feature: str) -> GradientHooks:
+    def gradient_hooks(self, feature: str, *, takes_momentum: bool = False) -> GradientHooks:
         """Returns the gradient hooks, for features that take the gradients over.
 
         Args:
             feature: The name of the feature, for messages.
+            takes_momentum: Whether the feature works with top-k momentum.
 
         Raises:
             ValueError: The model uses torch's reducer, top-k momentum or sparse gradients.
@@ -315,7 +316,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             raise ValueError(
                 f"[smdp] {feature} needs a module on the CPU, but this model uses torch's reducer."
             )
-        if self._hook_options["topk_momentum"]:
+        if self._hook_options["topk_momentum"] and not takes_momentum:
             raise ValueError(
                 f"[smdp] {feature} cannot be used with topk_momentum, which needs all gradients at once."
             )
@@ -329,7 +330,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def averaged_gradients(self, feature: str, trained: Collection[nn.Parameter]) -> GradientHooks:
         """Returns the gradient hooks as an `AveragingModel` does; all of them were chosen at wrapping."""
-        return self.gradient_hooks(feature)
+        return self.gradient_hooks(feature, takes_momentum=True)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Registers a communication hook with torch's reducer, for a module on a GPU.

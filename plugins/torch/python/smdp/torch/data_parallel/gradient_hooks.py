@@ -71,6 +71,7 @@ class GradientHooks:
         deferral: The object that waits for the means in place of the end of backward, initially None.
         shards: The object that owns pieces of the means, initially None: every rank has all means.
         which: Tells users which parameters these are.
+        scope: "world" or "host" once the means are owned in shards, initially "none".
     """
 
     which = "Pass only parameters that required a gradient when the model was wrapped."
@@ -112,6 +113,7 @@ class GradientHooks:
         self._marks = OutputMarks(self)
         self.deferral: Deferral | None = None
         self.shards: Shards | None = None
+        self.scope = "none"
         self.shared = SharedParameters(self, self.parameters)
         self.shared.check_none_is_taken([one.name for one in self.registered])
         self._make_reducer = partial(
@@ -143,6 +145,7 @@ class GradientHooks:
         described_now = described(self.registered, self.parameters, self.sparse.indices)
         self._make_reducer = partial(self._make_reducer, shards=scope)
         self.reducer = self._make_reducer(described_now, replaced=[self.reducer.group_name])
+        self.scope = scope
         return self.reducer
 
     def close(self) -> None:
@@ -421,17 +424,19 @@ class GradientHooks:
                     if parameter.grad is not grad:
                         parameter.grad = grad
                 if self.momentum:
-                    self._add_momentum()
+                    self.add_momentum()
         finally:
             self._forget()
 
-    def _add_momentum(self) -> None:
+    def add_momentum(self) -> None:
+        """Adds the momentum that "topk" does not apply itself to the means of the step."""
+        shards = self.shards
         found = [
-            (index, one.grad)
+            (index, [one.grad] if shards is None else shards.own(one.grad))
             for index, one in enumerate(self.parameters)
             if one.grad is not None and (index not in self._left or self.reducer.is_used(index))
         ]
-        self.momentum.add(found)
+        self.momentum.add(found, None if shards is None else shards.agree)
 
 
 def _taking(hooks: weakref.ref[GradientHooks], index: int) -> Callable[[Tensor], None]:

@@ -31,5 +31,11 @@ class Shards(Protocol):
     def contribution(self, grad: Tensor) -> Tensor:
         """Returns what this rank adds to the next mean, given a parameter's gradient."""
 
+    def own(self, mean: Tensor) -> list[Tensor]:
+        """Returns the pieces of a mean that this rank owns, which may be changed."""
+
+    def own_sizes(self, index: int) -> list[int]:
+        """Returns the numbers of elements of these pieces."""
+
     def agree(self, holds: bool) -> bool:
         """Returns whether something holds on all ranks that have pieces. Collective."""

@@ -32,7 +32,11 @@ def copy_kept(group: _core.Group, hooks: GradientHooks, options: Mapping[str, An
         if parts:
             coded[name] = parts
     names = [name for name, _, _ in hooks.registered]
-    velocity = {names[index]: one.clone() for index, one in hooks.momentum.velocity.items()}
+    velocity = {
+        names[index]: own[0].clone() if hooks.shards is None else torch.cat(own)
+        for index, own in hooks.momentum.velocity.items()
+        if own
+    }
     return {"of": _owner(group, hooks, options), "coded": coded, "velocity": velocity}
 
 
@@ -45,10 +49,11 @@ def set_kept(
         ValueError: `kept` belongs to a different run, or `copy_kept()` did not make it.
     """
     _check_form(kept)
-    for name, value in _owner(group, hooks, options).items():
-        given = kept["of"].get(name)
+    own = _owner(group, hooks, options)
+    for name in [*own, *kept["of"].keys() - own.keys()]:
+        given, value = kept["of"].get(name), own.get(name)
         if name == "parameters":
-            value, given = _first_difference(value, given)
+            value, given = _first_difference(own[name], given)
         if given != value:
             raise ValueError(
                 f"[smdp] load_residuals(): the residuals were saved with {name}={given!r}, but here it is"
@@ -61,7 +66,9 @@ def set_kept(
             whole[first : first + values.numel()] = values
             hooks.reducer.set_kept(index, part, whole.data_ptr())
         if name in kept["velocity"]:
-            hooks.momentum.velocity[index] = kept["velocity"][name].clone()
+            given = kept["velocity"][name].clone()
+            sizes = None if hooks.shards is None else hooks.shards.own_sizes(index)
+            hooks.momentum.velocity[index] = [given] if sizes is None else list(given.split(sizes))
 
 
 def _check_form(kept: Any) -> None:
@@ -91,7 +98,8 @@ def _are_parts(parts: Any) -> bool:
 def _check_parts(hooks: GradientHooks, kept: Mapping[str, Any]) -> None:
     counts = {name: count for name, _, count in hooks.registered}
     shapes = {
-        name: list(one.shape) for (name, _, _), one in zip(hooks.registered, hooks.parameters, strict=True)
+        one.name: list(parameter.shape) if hooks.shards is None else [sum(hooks.shards.own_sizes(index))]
+        for index, (one, parameter) in enumerate(zip(hooks.registered, hooks.parameters, strict=True))
     }
     for name, parts in kept["coded"].items():
         for first, values in parts.values():
@@ -112,7 +120,9 @@ def _check_parts(hooks: GradientHooks, kept: Mapping[str, Any]) -> None:
 def _owner(group: _core.Group, hooks: GradientHooks, options: Mapping[str, Any]) -> dict[str, Any]:
     wire = {name: options[name] for name in ("compression", "topk_ratio", "topk_momentum")}
     parameters = [f"{name} of {count} elements" for name, _, count in hooks.registered]
-    return {"rank": group.rank, "hosts": group.hosts, "parameters": parameters, **wire}
+    # Residuals of earlier versions, which had no shards, do not say so.
+    shards = {} if hooks.scope == "none" else {"shards": hooks.scope}
+    return {"rank": group.rank, "hosts": group.hosts, "parameters": parameters, **wire, **shards}
 
 
 def _first_difference(here: list[str], given: Any) -> tuple[Any, Any]:

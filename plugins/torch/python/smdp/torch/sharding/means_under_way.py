@@ -51,6 +51,8 @@ class MeansUnderWay:
                 mean = self._hooks.deliver(index, parameter.grad)
                 if parameter.grad is not mean:
                     parameter.grad = mean
+            if self._hooks.momentum:
+                self._hooks.add_momentum()
 
     def settle(self) -> None:
         """Waits until all means have arrived."""

@@ -20,6 +20,7 @@ from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
 from smdp.torch.sharding.elementwise import check_elementwise
 from smdp.torch.sharding.means_under_way import MeansUnderWay
+from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.returning_parameters import ReturningParameters
 from smdp.torch.sharding.shard_layout import ShardLayout, is_dense
 from smdp.torch.sharding.shard_owners import ShardOwners
@@ -28,7 +29,6 @@ from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
 
 _SCOPES = ("world", "host")
-_KEEPING = ("int8", "topk")
 _WORDS = Words(
     feature="ShardedOptimizer",
     event="it has arrived from the rank that updates it",
@@ -101,6 +101,7 @@ class ShardedOptimizer(OptimizerLink):
             raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
         self._check_known(given)
         keys = check_elementwise(optimizer, optimizer.param_groups)
+        unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
         self._reducer = reducer = hooks.shard(scope)
         self._means = MeansUnderWay(reducer, hooks if isinstance(hooks, GradientHooks) else None)
         owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
@@ -126,6 +127,7 @@ class ShardedOptimizer(OptimizerLink):
             self._waits.settle_before_saving(module.modules())
         hooks.shards = self
         if isinstance(hooks, GradientHooks):
+            move_residuals(hooks, unsharded, self.layout)
             hooks.deferral = self._means
         end_at_exit(self)
 
@@ -173,6 +175,15 @@ class ShardedOptimizer(OptimizerLink):
     def contribution(self, grad: Tensor) -> Tensor:
         """Returns what this rank adds to the next mean, given a parameter's gradient."""
         return grad.contribution() if isinstance(grad, ShardedGradient) else grad
+
+    def own(self, mean: Tensor) -> list[Tensor]:
+        """Returns the pieces of a mean that this rank owns, which may be changed."""
+        assert isinstance(mean, ShardedGradient)
+        return mean.pieces
+
+    def own_sizes(self, index: int) -> list[int]:
+        """Returns the numbers of elements of these pieces."""
+        return [piece.end - piece.begin for piece in self.layout.pieces[index]]
 
     def agree(self, holds: bool) -> bool:
         """Returns whether something holds on all ranks that have pieces. Collective."""
@@ -334,11 +345,6 @@ def _check_hooks(hooks: AveragedGradients) -> None:
 
 def _check_reducer(hooks: GradientHooks) -> None:
     """Checks what only data parallel models may have."""
-    if hooks.compression in _KEEPING:
-        raise ValueError(
-            f"[smdp] ShardedOptimizer cannot be used with compression={hooks.compression!r}, whose kept"
-            " errors it would lose. Use 'none', 'fp16' or 'bf16'."
-        )
     if hooks.shared.indices:
         gc.collect()  # a replaced wrapper is in a reference cycle with its hooks
     for index, registered in enumerate(hooks.registered):
