@@ -68,7 +68,7 @@ void bind_gradient_reducer(nb::module_& m) {
              const std::vector<std::tuple<std::string, std::size_t, int, std::string>>& list,
              const std::string& compression, std::size_t buffer_bytes, double factor, double topk_ratio,
              double topk_momentum, bool compares_names, std::string purpose, std::vector<std::string> replaced,
-             const std::string& shards) {
+             const std::string& shards, const std::vector<std::size_t>& whole) {
             GradientReducerOptions options;
             options.compression = parse_compression(compression);
             options.buffer_bytes = buffer_bytes;
@@ -83,6 +83,7 @@ void bind_gradient_reducer(nb::module_& m) {
             for (const auto& [name, count, dtype, shape] : list) {
               gradients.push_back({name, count, static_cast<DType>(dtype), shape});
             }
+            for (const std::size_t index : whole) gradients.at(index).is_whole = true;
             const Released release;
             new (self) GradientReducer(group, std::move(gradients), options);
           },
@@ -90,8 +91,9 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("buffer_bytes") = GradientReducerOptions{}.buffer_bytes, nb::arg("factor") = 0.0,
           nb::arg("topk_ratio") = GradientReducerOptions{}.topk_ratio, nb::arg("topk_momentum") = 0.0,
           nb::arg("compares_names") = true, nb::arg("purpose") = "", nb::arg("replaced") = std::vector<std::string>(),
-          nb::arg("shards") = "none",
-          "Collective; see gradient_reducer.h. `gradients` lists (name, elements, dtype, shape as text).")
+          nb::arg("shards") = "none", nb::arg("whole") = std::vector<std::size_t>(),
+          "Collective; see gradient_reducer.h. `gradients` lists (name, elements, dtype, shape as text); `whole` the "
+          "indices of those that must not be cut.")
       .def(
           "ready",
           [](GradientReducer& reducer, std::size_t index, Pointer data, std::optional<int> device, Pointer event,

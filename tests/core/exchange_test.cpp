@@ -69,7 +69,7 @@ std::vector<std::vector<std::size_t>> owned(const Batch& batch, std::size_t host
     EXPECT_LE(chunk.size * element,
               chunk_bytes(item.codec != nullptr, Algorithm::kDirect, batch.sizes(), hosts, lanes));
     for (std::size_t lane = 0; lane < lanes; ++lane) {
-      const Slice slice = slice_of_lane(chunk, lanes, lane, element);
+      const Slice slice = slice_of_lane(chunk, item, lanes, lane);
       std::size_t end = 0;
       for (std::size_t host = 0; host < owners; ++host) {
         const Slice shard = shard_of(slice.size(), owners, host, element);

@@ -27,13 +27,36 @@ Values inputs(int rank) {
   return values;
 }
 
-std::vector<Batch::Item> items_of(Values& values, Part part) {
+std::vector<Batch::Item> items_of(Values& values, Part part, const std::vector<ShardEnds>& ends) {
   std::vector<Batch::Item> items;
-  for (std::vector<float>& one : values) {
-    auto* data = reinterpret_cast<std::byte*>(one.data());
-    items.push_back({data, data, one.size(), {DType::kFloat32, ReduceOp::kSum}, nullptr, nullptr, part});
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    auto* data = reinterpret_cast<std::byte*>(values[i].data());
+    items.push_back({data,
+                     data,
+                     values[i].size(),
+                     {DType::kFloat32, ReduceOp::kSum},
+                     nullptr,
+                     nullptr,
+                     part,
+                     ends.empty() ? nullptr : &ends[i]});
   }
   return items;
+}
+
+// Gives every other item to one owner, and cuts the others into parts of different lengths.
+std::vector<ShardEnds> uneven(const Group& group, bool spans) {
+  const std::size_t lanes = lanes_of(group.hosts());
+  const std::size_t owners = spans ? lanes * group.hosts().size() : lanes;
+  std::vector<ShardEnds> all;
+  for (std::size_t i = 0; i < std::size(kCounts); ++i) {
+    ShardEnds& ends = all.emplace_back();
+    for (std::size_t owner = 0; owner < owners; ++owner) {
+      const bool is_cut = i % 2 == 0;
+      ends.push_back(is_cut ? kCounts[i] * (owner + 1) * (owner + 1) / owners / owners
+                            : (owner < i % owners ? 0 : kCounts[i]));
+    }
+  }
+  return all;
 }
 
 std::size_t local_index(const Group& group) { return static_cast<std::size_t>(group.local_rank()); }
@@ -49,14 +72,14 @@ std::size_t owned_by_all(const Group& group, const Batch::Item& item, const cost
   return sum;
 }
 
-void expect_halves_of_an_all_reduce(Group& group, bool spans) {
+void expect_halves_of_an_all_reduce(Group& group, bool spans, const std::vector<ShardEnds>& ends) {
   const cost::ExchangeSizes sizes{4096, 1 << 20, 1};
   Values whole = inputs(group.rank());
   const std::size_t count = whole.size();
-  group.all_reduce_batch(std::make_shared<Batch>(items_of(whole, Part::kWhole), count, sizes), {});
+  group.all_reduce_batch(std::make_shared<Batch>(items_of(whole, Part::kWhole, {}), count, sizes), {});
 
   Values sums = inputs(group.rank());
-  const std::vector<Batch::Item> items = items_of(sums, Part::kToOwners);
+  const std::vector<Batch::Item> items = items_of(sums, Part::kToOwners, ends);
   group.all_reduce_batch(std::make_shared<Batch>(items, count, sizes, spans), {});
   Values sent;
   for (std::size_t i = 0; i < count; ++i) {
@@ -70,7 +93,7 @@ void expect_halves_of_an_all_reduce(Group& group, bool spans) {
       }
     }
   }
-  group.all_reduce_batch(std::make_shared<Batch>(items_of(sent, Part::kFromOwners), count, sizes, spans), {});
+  group.all_reduce_batch(std::make_shared<Batch>(items_of(sent, Part::kFromOwners, ends), count, sizes, spans), {});
   EXPECT_EQ(sent, whole);
 }
 
@@ -80,7 +103,13 @@ TEST_P(ShardedBatch, HasTheBitsOfAnAllReduce) {
   GroupOptions options = quick_options();
   options.algorithm = "direct";  // on three hosts, small sums go another way otherwise
   const auto& [layout, spans] = GetParam();
-  run(layout, [spans = spans](Group& group) { expect_halves_of_an_all_reduce(group, spans); }, options);
+  run(
+      layout,
+      [spans = spans](Group& group) {
+        expect_halves_of_an_all_reduce(group, spans, {});
+        expect_halves_of_an_all_reduce(group, spans, uneven(group, spans));
+      },
+      options);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, ShardedBatch,

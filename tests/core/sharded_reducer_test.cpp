@@ -1,10 +1,12 @@
 // Means at the owners of shards, and parameters that travel back from them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <tuple>
@@ -21,10 +23,13 @@ using Values = std::vector<std::vector<float>>;
 
 constexpr float kPoison = -12345;
 
+constexpr std::size_t kCut = 8;  // gradients that may be cut; those after them must not be
+
 std::vector<Gradient> model() {
   std::vector<Gradient> gradients;
-  for (const std::size_t count : {1, 17, 4096, 0, 35'000, 250, 1000, 70'001}) {
+  for (const std::size_t count : {1, 17, 4096, 0, 35'000, 250, 1000, 70'001, 2000, 3, 0, 1999, 33'000, 70'003, 1500}) {
     gradients.push_back({"layer" + std::to_string(gradients.size()), count, DType::kFloat32});
+    gradients.back().is_whole = gradients.size() > kCut;
   }
   return gradients;
 }
@@ -154,7 +159,8 @@ TEST_P(ShardedReducer, ParametersComeBackFromTheirOwners) {
 TEST_P(ShardedReducer, ShardsAreEqual) {
   const Layout& layout = std::get<0>(GetParam());
   run(layout, [](Group& group) {
-    const auto gradients = model();
+    auto gradients = model();
+    gradients.resize(kCut);
     GradientReducer reducer(group, gradients, options());
     std::vector<std::int64_t> owned(static_cast<std::size_t>(group.size()));
     const auto own = static_cast<std::int64_t>(owned_elements(reducer));
@@ -170,6 +176,33 @@ TEST_P(ShardedReducer, ShardsAreEqual) {
     const auto owners = is_world ? group.size() : group.local_size();
     // A unit of 16 elements, and what members leave free, in each of the buffers.
     EXPECT_LE(std::abs(own - all / owners), static_cast<std::int64_t>(40 * reducer.sharded_buffers().size()));
+  });
+}
+
+TEST_P(ShardedReducer, WholeGradientsHaveOneOwnerAndAreBalanced) {
+  const Layout& layout = std::get<0>(GetParam());
+  run(layout, [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, options());
+    std::vector<std::size_t> owned(gradients.size());
+    for_each_owned(reducer,
+                   [&owned](std::size_t, std::size_t, std::size_t gradient, std::size_t) { ++owned[gradient]; });
+    std::int64_t own = 0;
+    for (std::size_t i = kCut; i < gradients.size(); ++i) {
+      EXPECT_TRUE(owned[i] == 0 || owned[i] == gradients[i].count) << i;
+      own += static_cast<std::int64_t>(owned[i]);
+    }
+    std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
+    std::vector<Buffer> targets;
+    for (std::int64_t& one : all) targets.push_back({&one, 1});
+    group.all_gather({&own, 1}, targets, DType::kInt64);
+    const bool is_world = options().shards == ShardScope::kWorld;
+    const auto copies = is_world ? 1 : static_cast<std::int64_t>(group.hosts().size());
+    constexpr std::int64_t kAll = 2000 + 3 + 1999 + 33'000 + 70'003 + 1500;
+    EXPECT_EQ(std::accumulate(all.begin(), all.end(), std::int64_t{0}), copies * kAll);
+    // The largest one has an owner of its own, and the others share the rest.
+    const auto owners = static_cast<std::size_t>(is_world ? group.size() : group.local_size());
+    EXPECT_EQ(*std::max_element(all.begin(), all.end()), owners > 1 ? 70'003 : kAll);
   });
 }
 
@@ -231,6 +264,10 @@ TEST(ShardedReducerErrors, SayWhatIsWrong) {
     // Scopes that differ are found before anything is summed.
     options.shards = group.rank() == 0 ? ShardScope::kWorld : ShardScope::kNone;
     EXPECT_THROW(GradientReducer(group, gradients, options), MismatchError);
+    options.shards = ShardScope::kWorld;
+    std::vector<Gradient> others = gradients;
+    others[0].is_whole = group.rank() == 0;
+    EXPECT_THROW(GradientReducer(group, others, options), MismatchError);
   });
   EXPECT_THROW(parse_shard_scope("machine"), InvalidArgument);
   EXPECT_EQ(parse_shard_scope("host"), ShardScope::kHost);

@@ -38,6 +38,7 @@ struct Gradient {
   std::size_t count = 0;
   DType dtype = DType::kFloat32;  // must be a real or complex floating-point type
   std::string shape = {};         // as text, compared between ranks; empty: "[count]"
+  bool is_whole = false;          // with `shards`: one rank owns all of it
 };
 
 struct GradientReducerOptions {

@@ -13,7 +13,8 @@
 
 namespace smdp {
 
-// Who gets the means of a step. A shard is an equal part, by bytes, of every fusion buffer.
+// Who gets the means of a step. A shard is an equal part, by bytes, of every fusion buffer. Gradients that must not be
+// cut (Gradient::is_whole) have buffers of their own, and are divided between the owners as equally as they can be.
 //   kNone: every rank gets all of them.
 //   kWorld: every rank gets those of its own shard.
 //   kHost: every rank gets those of its shard among the ranks of its host. All hosts have the same shards.

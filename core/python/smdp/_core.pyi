@@ -233,9 +233,9 @@ class ParameterGather:
 class GradientReducer:
     """Averages gradients over a group while the backward pass runs."""
 
-    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, compares_names: bool = True, purpose: str = '', replaced: Sequence[str] = [], shards: str = 'none') -> None:
+    def __init__(self, group: Group, gradients: Sequence[tuple[str, int, int, str]], compression: str = 'none', buffer_bytes: int = 26214400, factor: float = 0.0, topk_ratio: float = 0.01, topk_momentum: float = 0.0, compares_names: bool = True, purpose: str = '', replaced: Sequence[str] = [], shards: str = 'none', whole: Sequence[int] = []) -> None:
         """
-        Collective; see gradient_reducer.h. `gradients` lists (name, elements, dtype, shape as text).
+        Collective; see gradient_reducer.h. `gradients` lists (name, elements, dtype, shape as text); `whole` the indices of those that must not be cut.
         """
 
     def ready(self, index: int, data: int, device: int | None = None, event: int = 0, is_used: bool = True) -> None:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/codec.h"
+#include "collectives/uneven_shards.h"
 #include "cost/exchange_cost.h"
 #include "reduce/reduce.h"
 #include "smdp/operation.h"
@@ -30,6 +31,7 @@ class Batch {
     Codec* codec = nullptr;                     // encodes float32 sums that travel between hosts; null: not encoded
     std::shared_ptr<Operation> done = nullptr;  // completed when the item is, unless the batch fails
     Part part = Part::kWhole;
+    const ShardEnds* ends = nullptr;  // of the shards of an item that is not whole; null: shards are equal
 
     std::size_t bytes() const { return count * size_of(reduction.dtype); }
     void begin() const {

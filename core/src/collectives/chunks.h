@@ -38,7 +38,8 @@ std::size_t chunk_bytes(bool is_coded, Algorithm algorithm, const cost::Exchange
 
 // How one item is cut. If the same number of hosts own a shard of each chunk, all shards of an item, over all its
 // chunks, are equal to within 64 bytes: chunks differ in size by at most one unit, and each but the last is divided
-// evenly between all owners.
+// evenly between all owners. Shards with `ends` lie side by side in one chunk, so that their owners exchange them at
+// the same time; a single owner's shard may have several chunks.
 class Chunks {
  public:
   Chunks(const Batch::Item& one, Algorithm algorithm, const cost::ExchangeSizes& sizes, std::size_t hosts,
@@ -62,10 +63,7 @@ class Chunks {
 Cut cut(const Batch& batch, const Planner& planner, std::size_t hosts, std::size_t lanes);
 
 // Returns the part of a chunk that local rank `lane` exchanges, in elements of the item.
-inline Slice slice_of_lane(const Chunk& chunk, std::size_t lanes, std::size_t lane, std::size_t element_size) {
-  const Slice within = slice_of(chunk.size, lanes, lane, element_size);
-  return {chunk.begin + within.begin, chunk.begin + within.end};
-}
+Slice slice_of_lane(const Chunk& chunk, const Batch::Item& item, std::size_t lanes, std::size_t lane);
 
 // Returns how many hosts own a shard of a chunk that uses Algorithm::kDirect; the same in all lanes.
 inline std::size_t owners_of(const Chunk& chunk, const cost::ExchangeSizes& sizes, std::size_t hosts, std::size_t lanes,
@@ -78,11 +76,9 @@ inline Slice shard_of(std::size_t count, std::size_t owners, std::size_t host, s
   return host < owners ? slice_of(count, owners, host, element_size) : Slice{count, count};
 }
 
-// Returns the owner's shard of `count` elements of a lane in an item that is not whole, whose shards all hosts own.
-inline Slice owned_by_host(std::size_t count, std::size_t hosts, std::size_t host, bool shards_span_hosts,
-                           std::size_t element_size) {
-  return shards_span_hosts ? shard_of(count, hosts, host, element_size) : Slice{0, count};
-}
+// Returns what `host` owns of a lane's slice of an item that is not whole, in elements of the slice.
+Slice owned_by_host(const Slice& slice, const Batch::Item& item, std::size_t hosts, std::size_t host,
+                    bool shards_span_hosts, std::size_t lane);
 
 // Returns what local rank `local` of a host owns of an item that is not whole: one slice of each chunk, in elements of
 // the item. Empty for a rank that has no lane. hosts: the ranks of each.

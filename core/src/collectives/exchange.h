@@ -14,6 +14,7 @@
 #include "collectives/codec.h"
 #include "collectives/context.h"
 #include "reduce/reduce.h"
+#include "sharding/equal_shards.h"
 
 namespace smdp {
 
@@ -27,14 +28,14 @@ inline constexpr std::uint64_t kSlotsPerExchange = 4096;
 // The hops of a direct exchange: partial sums go to their owners, and sums from their owners to all hosts.
 enum class Hops : std::uint8_t { kBoth, kToOwners, kFromOwners };
 
-// The first `owners` hosts own one shard each.
-Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction,
-                     std::size_t owners, Hops hops = Hops::kBoth);
+// shards: by host, in elements of `data`; empty for a host that owns nothing.
+Task exchange_direct(Context& context, Lane lane, std::byte* data, Reduction reduction, std::vector<Slice> shards,
+                     Hops hops = Hops::kBoth);
 Task exchange_ring(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
-// Sends float32 through a codec. offset: position of `data` within the codec's buffer.
+// Sends float32 through a codec. offset: position of `data` within the codec's buffer. shards: see exchange_direct().
 // hops: kBoth or kToOwners. After kToOwners an owner has the sum that it would have encoded for the second hop.
-Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::size_t count, Codec& codec,
-                    Hops hops = Hops::kBoth);
+Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::vector<Slice> shards,
+                    Codec& codec, Hops hops = Hops::kBoth);
 Task exchange_recursive_doubling(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction);
 
 }  // namespace smdp

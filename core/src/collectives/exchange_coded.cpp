@@ -4,15 +4,13 @@
 #include <vector>
 
 #include "collectives/exchange.h"
-#include "sharding/equal_shards.h"
 
 namespace smdp {
 
-Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::size_t count, Codec& codec,
-                    Hops hops) {
+Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset, std::vector<Slice> shards,
+                    Codec& codec, Hops hops) {
   const std::size_t hosts = lane.ranks.size();
-  const auto shard = [&](std::size_t host) { return slice_of(count, hosts, host, sizeof(float)); };
-  const Slice own = shard(lane.me);
+  const Slice own = shards[lane.me];
   const std::size_t own_bytes = codec.encoded_bytes(own.size());
   std::vector<std::vector<std::byte>> outgoing(hosts);
   std::vector<std::vector<std::byte>> incoming(hosts);
@@ -27,13 +25,13 @@ Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset
       context.receive(lane.ranks[host], lane.slots, incoming[host].data(), own_bytes, partials[host]);
     }
     if (hops == Hops::kToOwners) continue;
-    sums[host].resize(codec.sum_bytes(shard(host).size(), hosts));
+    sums[host].resize(codec.sum_bytes(shards[host].size(), hosts));
     if (host == lane.me) continue;
     context.receive(lane.ranks[host], lane.slots + 1, sums[host].data(), sums[host].size(), results[host]);
   }
   for (std::size_t step = 1; step < hosts; ++step) {
     const std::size_t host = (lane.me + step) % hosts;  // every host starts with a different owner
-    const Slice theirs = shard(host);
+    const Slice theirs = shards[host];
     outgoing[host].resize(codec.encoded_bytes(theirs.size()));
     codec.encode(offset + theirs.begin, data + theirs.begin, theirs.size(), outgoing[host].data());
     context.send(lane.ranks[host], lane.slots, outgoing[host].data(), outgoing[host].size(), sends);
@@ -68,7 +66,7 @@ Task exchange_coded(Context& context, Lane lane, float* data, std::size_t offset
   }
   for (std::size_t host = 0; host < hosts; ++host) {
     if (host != lane.me) co_await settled(lane.ranks[host], results[host]);
-    codec.decode_sum(sums[host].data(), shard(host).size(), hosts, data + shard(host).begin);
+    codec.decode_sum(sums[host].data(), shards[host].size(), hosts, data + shards[host].begin);
   }
   co_await settled(lane.ranks[(lane.me + 1) % hosts], sends);
 }

@@ -3,18 +3,16 @@
 // each owns a longer shard. A sharded step takes one hop at a time.
 #include <vector>
 
-#include "collectives/chunks.h"
 #include "collectives/exchange.h"
 
 namespace smdp {
 
-Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t count, Reduction reduction,
-                     std::size_t owners, Hops hops) {
+Task exchange_direct(Context& context, Lane lane, std::byte* data, Reduction reduction, std::vector<Slice> shards,
+                     Hops hops) {
   const std::size_t hosts = lane.ranks.size();
   const std::size_t element = size_of(reduction.dtype);
-  const auto shard = [&](std::size_t host) { return shard_of(count, owners, host, element); };
-  const Slice own = shard(lane.me);
-  const bool is_owner = lane.me < owners;
+  const Slice own = shards[lane.me];
+  const bool is_owner = own.size() != 0;
   const bool sends_partials = hops != Hops::kFromOwners;
   const bool sends_results = hops != Hops::kToOwners;
   std::vector<std::byte> scratch(hosts * own.size() * element);
@@ -30,15 +28,16 @@ Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t c
     }
     // A result can arrive only after the peer has received all of this rank's part of that shard, so the two do not
     // overlap in time.
-    if (host < owners && sends_results) {
-      context.receive(lane.ranks[host], lane.slots + 1, data + shard(host).begin * element,
-                      shard(host).size() * element, results[host]);
+    if (shards[host].size() != 0 && sends_results) {
+      context.receive(lane.ranks[host], lane.slots + 1, data + shards[host].begin * element,
+                      shards[host].size() * element, results[host]);
     }
   }
   for (std::size_t step = 1; step < hosts && sends_partials; ++step) {
     const std::size_t host = (lane.me + step) % hosts;  // every host starts with a different owner
-    if (host >= owners) continue;
-    context.send(lane.ranks[host], lane.slots, data + shard(host).begin * element, shard(host).size() * element, sends);
+    if (shards[host].size() == 0) continue;
+    context.send(lane.ranks[host], lane.slots, data + shards[host].begin * element, shards[host].size() * element,
+                 sends);
   }
 
   std::vector<const void*> sources(hosts);
@@ -46,8 +45,7 @@ Task exchange_direct(Context& context, Lane lane, std::byte* data, std::size_t c
     if (host != lane.me) co_await settled(lane.ranks[host], partials[host]);
     sources[host] = host == lane.me ? data + own.begin * element : scratch.data() + host * own.size() * element;
   }
-  if (own.size() != 0 && sends_partials)
-    reduce(data + own.begin * element, sources.data(), hosts, own.size(), reduction);
+  if (is_owner && sends_partials) reduce(data + own.begin * element, sources.data(), hosts, own.size(), reduction);
   for (std::size_t step = 1; step < hosts && is_owner && sends_results; ++step) {
     const std::size_t host = (lane.me + step) % hosts;
     context.send(lane.ranks[host], lane.slots + 1, data + own.begin * element, own.size() * element, sends);

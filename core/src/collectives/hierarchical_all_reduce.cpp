@@ -30,9 +30,7 @@ struct Pipeline {
 
   const Batch::Item& item(std::size_t k) const { return batch.items()[chunks[k].item]; }
   // Within the item.
-  Slice slice(std::size_t k, std::size_t lane) const {
-    return slice_of_lane(chunks[k], lanes, lane, size_of(item(k).reduction.dtype));
-  }
+  Slice slice(std::size_t k, std::size_t lane) const { return slice_of_lane(chunks[k], item(k), lanes, lane); }
   std::size_t hosts() const { return context.members.hosts.size(); }
   // Returns whether partial sums are stored before the final sum.
   bool has_stages(std::size_t k) const {
@@ -54,10 +52,19 @@ struct Pipeline {
     if (part == Part::kWhole || !batch.shards_span_hosts()) return Hops::kBoth;
     return part == Part::kToOwners ? Hops::kToOwners : Hops::kFromOwners;
   }
-  std::size_t owners(std::size_t k) const {
+  // Returns the shards of this rank's slice, by host, in elements of the slice.
+  std::vector<Slice> shards(std::size_t k, const Slice& own) const {
     const Batch::Item& one = item(k);
-    if (one.part != Part::kWhole) return hosts();
-    return owners_of(chunks[k], batch.sizes(), hosts(), lanes, size_of(one.reduction.dtype));
+    const std::size_t element = size_of(one.reduction.dtype);
+    const bool are_owned = one.part != Part::kWhole && batch.shards_span_hosts();
+    const bool are_equal = one.part != Part::kWhole || one.codec != nullptr;
+    const std::size_t owners = are_equal ? hosts() : owners_of(chunks[k], batch.sizes(), hosts(), lanes, element);
+    std::vector<Slice> all;
+    for (std::size_t host = 0; host < hosts(); ++host) {
+      all.push_back(are_owned ? owned_by_host(own, one, hosts(), host, true, context.members.local_index)
+                              : shard_of(own.size(), owners, host, element));
+    }
+    return all;
   }
   bool has_lane() const { return context.members.local_index < lanes; }
 
@@ -122,8 +129,8 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
     std::byte* data = item.out + slice.begin * size_of(item.reduction.dtype);
     lane.slots = k * kSlotsPerExchange;
     if (item.codec != nullptr && *hops != Hops::kFromOwners) {
-      co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, slice.size(), *item.codec,
-                              *hops);
+      co_await exchange_coded(p.context, lane, reinterpret_cast<float*>(data), slice.begin, p.shards(k, slice),
+                              *item.codec, *hops);
       p.end_exchange(k);
       continue;
     }
@@ -137,7 +144,7 @@ Task exchange_chunks(Pipeline& p, std::size_t worker) {
         co_await exchange_recursive_doubling(p.context, lane, data, slice.size(), reduction);
         break;
       default:
-        co_await exchange_direct(p.context, lane, data, slice.size(), reduction, p.owners(k), *hops);
+        co_await exchange_direct(p.context, lane, data, reduction, p.shards(k, slice), *hops);
     }
     p.end_exchange(k);
   }

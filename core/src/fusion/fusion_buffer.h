@@ -54,6 +54,8 @@ struct FusionBuffer {
   void fill(const Gradient& gradient, std::size_t offset, void* from, double factor);
   // Writes when it was ready, fused, sent, reduced and returned. what: its gradients.
   void write_trace(std::size_t number, std::uint64_t step, const std::string& what) const;
+  // Null if its shards are equal.
+  const ShardEnds* ends() const { return plan.ends.empty() ? nullptr : &plan.ends; }
   std::byte* place(std::size_t offset) const { return data + offset * size_of(plan.dtype); }
 };
 

@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "fusion/explanation.h"
 #include "fusion/registration.h"
+#include "fusion/whole_gradients.h"
 
 namespace smdp {
 
@@ -29,6 +30,10 @@ void FusionPlan::choose_sizes() {
 
 void FusionPlan::lay_out() {
   layout_ = smdp::lay_out(gradients_, order_, sizes_, std::max(options_.buffer_bytes, sizes_.usual));
+  if (options_.shards != ShardScope::kNone) {
+    const std::size_t hosts = options_.shards == ShardScope::kWorld ? group_.hosts().size() : 1;
+    give_to_owners(layout_, gradients_, lanes_of(group_.hosts()) * hosts);
+  }
   if (is_logged(LogLevel::kDebug)) log(LogLevel::kDebug, explain());
 }
 

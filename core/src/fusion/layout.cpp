@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace smdp {
 namespace {
@@ -28,7 +29,7 @@ Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::si
   layout.places.resize(gradients.size());
   std::size_t rest = 0;
   for (const Gradient& gradient : gradients) rest += gradient.count * size_of(gradient.dtype);
-  std::map<DType, PlannedBuffer> open;
+  std::map<std::pair<DType, bool>, PlannedBuffer> open;  // gradients that must not be cut are not among others
   const auto close = [&](PlannedBuffer& buffer) {
     for (const std::size_t index : buffer.members) layout.places[index].buffer = layout.buffers.size();
     layout.buffers.push_back(std::move(buffer));
@@ -45,7 +46,7 @@ Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::si
     }
     const bool is_first = layout.buffers.empty();
     const std::size_t limit = is_first ? sizes.smallest : std::clamp(rest / kPartOfRest, sizes.smallest, sizes.usual);
-    PlannedBuffer& buffer = open[gradient.dtype];
+    PlannedBuffer& buffer = open[{gradient.dtype, gradient.is_whole}];
     // A gradient that does not fit any more begins a new buffer, unless the current one is hardly worth a message.
     const std::size_t filled = buffer.count * element;
     if (filled + gradient.count * element > (filled > limit / 2 ? limit : cap) && filled != 0) close(buffer);
@@ -56,7 +57,7 @@ Layout lay_out(const std::vector<Gradient>& gradients, const std::vector<std::si
     rest -= gradient.count * element;
     if (buffer.count * element >= limit) close(buffer);
   }
-  for (auto& [dtype, buffer] : open) {
+  for (auto& [kind, buffer] : open) {
     if (!buffer.members.empty()) close(buffer);
   }
   return layout;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "collectives/uneven_shards.h"
 #include "cost/fusion_cost.h"
 #include "smdp/gradient_reducer.h"
 
@@ -19,6 +20,7 @@ struct PlannedBuffer {
   std::size_t count = 0;             // elements, including the gaps that align places to 64 bytes
   bool is_alone = false;             // one large gradient, which is not copied
   std::vector<std::size_t> members;  // gradients, in order
+  ShardEnds ends = {};               // of the owners' shards, if its gradients must not be cut
 };
 
 // Returns the elements that a gradient takes, including the gap behind it.

@@ -31,7 +31,8 @@ ParameterGather::Impl::Impl(Group& group, const std::vector<FusionBuffer>& buffe
                      {buffer.plan.dtype, ReduceOp::kSum},
                      buffer.codec.get(),
                      done_[number],
-                     Part::kFromOwners});
+                     Part::kFromOwners,
+                     buffer.ends()});
   }
   batch_ = std::make_shared<Batch>(std::move(items), 0, sizes, shards_span_hosts);
 }

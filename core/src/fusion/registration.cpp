@@ -26,8 +26,8 @@ constexpr const char* kElements = " of ";
 
 std::string line_of(const Gradient& gradient) {
   const std::string shape = gradient.shape.empty() ? "[" + std::to_string(gradient.count) + "]" : gradient.shape;
-  return "'" + one_line(gradient.name) + "' " + name_of(gradient.dtype) + shape + kElements +
-         std::to_string(gradient.count);
+  return "'" + one_line(gradient.name) + "' " + name_of(gradient.dtype) + shape +
+         (gradient.is_whole ? ", not cut," : "") + kElements + std::to_string(gradient.count);
 }
 
 // Returns a line for a message, with the number of elements only if the shape, which is text, does not distinguish the

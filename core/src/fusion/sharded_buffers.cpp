@@ -43,8 +43,8 @@ std::vector<ShardedBuffer> sharded_buffers(const Group& group, const std::vector
     for (const std::size_t index : buffer.plan.members) {
       one.members.push_back({index, plan.place(index).offset, gradients[index].count});
     }
-    const Batch::Item item{nullptr, nullptr,        one.count, {one.dtype, ReduceOp::kSum}, buffer.codec.get(),
-                           nullptr, Part::kToOwners};
+    const Batch::Item item{nullptr, nullptr,         one.count,    {one.dtype, ReduceOp::kSum}, buffer.codec.get(),
+                           nullptr, Part::kToOwners, buffer.ends()};
     for (const Slice& slice :
          owned_slices(item, plan.exchange(), shards_span_hosts, group.hosts(),
                       static_cast<std::size_t>(group.host_index()), static_cast<std::size_t>(group.local_rank()))) {

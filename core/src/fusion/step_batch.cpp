@@ -30,7 +30,8 @@ void StepBatch::begin(const std::function<Reduction(const FusionBuffer&)>& reduc
   for (const std::size_t number : sequence_) {
     FusionBuffer& buffer = buffers_[number];
     buffer.done = std::make_shared<Operation>();
-    items.push_back({nullptr, nullptr, buffer.plan.count, reduction(buffer), buffer.codec.get(), buffer.done, part});
+    items.push_back(
+        {nullptr, nullptr, buffer.plan.count, reduction(buffer), buffer.codec.get(), buffer.done, part, buffer.ends()});
   }
   auto* notes = reinterpret_cast<std::byte*>(notes_.data());
   items.push_back({notes, notes, notes_.size(), {DType::kUint8, ReduceOp::kMax}});
