@@ -29,7 +29,9 @@ def test_missing_framework_is_one_line_with_the_cure(plugin: str) -> None:
         pytest.skip(f"{package} is installed here")
     done = subprocess.run([sys.executable, "-c", f"import {plugin}"], capture_output=True, text=True)
     assert done.returncode == 1
-    line = f'ImportError: [smdp] {plugin} requires {title}, which is not installed: pip install "smdp[{extra}]"'
+    line = (
+        f'ImportError: [smdp] {plugin} requires {title}, which is not installed: pip install "smdp[{extra}]"'
+    )
     assert done.stderr.splitlines()[-1] == line
     assert done.stderr.count("Traceback") == 1, "one error, not one that led to another"
 

@@ -93,11 +93,12 @@ class AveragedGradients(Protocol):
     which: str
     shards: Shards | None
 
-    def shard(self, scope: str) -> ShardedReducer:
+    def shard(self, scope: str, whole: Collection[int]) -> ShardedReducer:
         """Averages in such a way that means are owned in shards from now on. Collective.
 
         Args:
             scope: "world" or "host".
+            whole: Indices of the parameters that must not be cut.
         """
 
 

@@ -136,14 +136,15 @@ class GradientHooks:
         self._lent: dict[int, Tensor] = {}
         self._hooks = ParameterHooks(self.parameters, partial(_taking, weakref.ref(self)))
 
-    def shard(self, scope: str) -> _core.GradientReducer:
+    def shard(self, scope: str, whole: Collection[int]) -> _core.GradientReducer:
         """Replaces the reducer by one whose means are owned in shards. Collective.
 
         Args:
             scope: "world" or "host".
+            whole: Indices of the parameters that must not be cut.
         """
         described_now = described(self.registered, self.parameters, self.sparse.indices)
-        self._make_reducer = partial(self._make_reducer, shards=scope)
+        self._make_reducer = partial(self._make_reducer, shards=scope, whole=sorted(whole))
         self.reducer = self._make_reducer(described_now, replaced=[self.reducer.group_name])
         self.scope = scope
         return self.reducer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,14 +46,21 @@ class ShardLayout:
         reducer: A reducer whose `shards` are "world" or "host".
         parameters: The parameters, by index. Each is dense; see `is_dense()`.
         names: Their names, for messages.
+        whole: The indices of the parameters that the reducer does not cut.
 
     Attributes:
         pieces: The pieces of each parameter that this rank owns, by index.
+        whole: The indices of the parameters that are not cut. Their pieces have the parameter's shape.
     """
 
     def __init__(
-        self, reducer: ShardedReducer, parameters: Sequence[Parameter], names: Sequence[str]
+        self,
+        reducer: ShardedReducer,
+        parameters: Sequence[Parameter],
+        names: Sequence[str],
+        whole: Collection[int] = (),
     ) -> None:
+        self.whole = frozenset(whole)
         self._reducer = reducer
         self._parameters = parameters
         self._names = names
@@ -65,7 +72,8 @@ class ShardLayout:
                 self._place[index] = (number, offset)
                 for begin, end in buffer.owned:
                     first, last = max(begin - offset, 0), min(end - offset, count)
-                    size = _PIECE_BYTES // parameters[index].element_size()
+                    is_whole = index in self.whole
+                    size = max(count, 1) if is_whole else _PIECE_BYTES // parameters[index].element_size()
                     for start in range(first, last, size):
                         self.pieces[index].append(Piece(start, min(start + size, last)))
         self._forms = [_form(parameter) for parameter in parameters]
@@ -86,9 +94,19 @@ class ShardLayout:
         return self._place[index][0]
 
     def views(self, index: int) -> list[Tensor]:
-        """Returns one-dimensional views of this rank's pieces of a parameter."""
+        """Returns views of this rank's pieces of a parameter, one-dimensional if it is cut."""
         number, offset = self._place[index]
-        return [self._flat[number][offset + piece.begin : offset + piece.end] for piece in self.pieces[index]]
+        return [
+            self.shaped(index, self._flat[number][offset + piece.begin : offset + piece.end])
+            for piece in self.pieces[index]
+        ]
+
+    def shaped(self, index: int, piece: Tensor) -> Tensor:
+        """Returns a piece in the form in which the optimizer updates it, given its values in memory order."""
+        if index not in self.whole:
+            return piece
+        parameter = self._parameters[index]
+        return piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
 
     def means(self, index: int, lent: Tensor | None) -> list[Tensor]:
         """Returns views of this rank's pieces of a mean, which have these values until the next step.
@@ -111,10 +129,23 @@ class ShardLayout:
         return [flat[offset + piece.begin : offset + piece.end] for piece in self.pieces[index]]
 
     def cut(self, index: int, tensor: Tensor) -> list[Tensor]:
-        """Returns copies of this rank's pieces of a tensor that has a parameter's shape."""
+        """Returns flat copies of this rank's pieces of a tensor that has a parameter's shape."""
         laid_out = self.empty(index, tensor.dtype).copy_(tensor)
         flat = flattened(laid_out)
         return [flat[piece.begin : piece.end].clone() for piece in self.pieces[index]]
+
+    def put(self, index: int, number: int, values: Tensor, into: Tensor) -> None:
+        """Copies the values of a piece to their place in a tensor that is laid out like the parameter.
+
+        Args:
+            index: The parameter's index.
+            number: Which of this rank's pieces of it.
+            values: The values, in the form of `views()`.
+            into: The tensor.
+        """
+        piece = self.pieces[index][number]
+        target = into if index in self.whole else flattened(into)[piece.begin : piece.end]
+        target.copy_(values)
 
     def empty(self, index: int, dtype: torch.dtype) -> Tensor:
         """Returns a new tensor that is laid out like a parameter."""

@@ -120,7 +120,7 @@ class ShardUpdate:
             grad = self._hooks.parameters[index].grad
             if isinstance(grad, ShardedGradient):
                 for piece, own in zip(self._state.pieces[index], grad.arriving(), strict=True):
-                    piece.grad = own
+                    piece.grad = self._layout.shaped(index, own)
 
     def _check_gradient(self, index: int) -> None:
         grad = self._hooks.parameters[index].grad

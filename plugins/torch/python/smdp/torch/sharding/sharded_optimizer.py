@@ -18,7 +18,6 @@ from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, 
 from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
-from smdp.torch.sharding.elementwise import check_elementwise
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.returning_parameters import ReturningParameters
@@ -27,6 +26,7 @@ from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
+from smdp.torch.sharding.whole_tensors import ways_to_shard
 
 _SCOPES = ("world", "host")
 _WORDS = Words(
@@ -40,18 +40,19 @@ _WORDS = Words(
 class ShardedOptimizer(OptimizerLink):
     """Keeps the state of an optimizer once for all ranks instead of once per rank.
 
-    Each rank owns an equal part of the parameters' bytes. After backward it has the mean gradients of its own
-    part, updates it, and sends it to the other ranks. Without compression, this is no more traffic between
-    hosts than data parallel training has, and an optimizer whose update is elementwise trains to the same
-    bits as without sharding.
+    Each rank owns an equal part of the parameters' bytes, or whole tensors if the optimizer needs them. After
+    backward it has the mean gradients of its own part, updates it, and sends it to the other ranks. Without
+    compression, this is no more traffic between hosts than data parallel training has, and trains to the same
+    bits.
 
     The gradients of the model become `ShardedGradient`s: clipping, loss scaling and accumulation work on them
     as usual, and all ranks must call them together. The wrapped optimizer's groups stay the same objects, so
     schedulers made before or after wrapping both work. `state` has this rank's pieces only.
 
     Args:
-        optimizer: A torch optimizer of the model's parameters whose update is elementwise, such as SGD, Adam
-            or AdamW. Its `step()` must not be called any more.
+        optimizer: A torch optimizer of the model's parameters that updates each element by itself, such as
+            SGD, Adam or AdamW, or each tensor, such as Muon or Adafactor. Its `step()` must not be called any
+            more.
         model: A DistributedDataParallel of smdp, or the result of `smdp.torch.pipeline()`, on the CPU. The
             state of a pipeline's stage is distributed over its replicas.
         scope: "world": each element has one owner among all ranks. "host": one owner on every host, which
@@ -100,16 +101,20 @@ class ShardedOptimizer(OptimizerLink):
         if not given and hooks.parameters:
             raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
         self._check_known(given)
-        keys = check_elementwise(optimizer, optimizer.param_groups)
+        ways = ways_to_shard(optimizer, optimizer.param_groups)
+        # Parameters of groups that are added later are treated as the others are.
+        uncut = hooks.parameters if ways.is_whole else ways.whole
+        whole = {self._index[id(one)] for one in uncut}
         unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
-        self._reducer = reducer = hooks.shard(scope)
+        self._reducer = reducer = hooks.shard(scope, whole)
         self._means = MeansUnderWay(reducer, hooks if isinstance(hooks, GradientHooks) else None)
         owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
         self._owners = owners
-        self.layout = ShardLayout(reducer, hooks.parameters, [one.name for one in hooks.registered])
+        names = [one.name for one in hooks.registered]
+        self.layout = ShardLayout(reducer, hooks.parameters, names, whole)
         self._state = ShardedState(optimizer, self.layout, owners, self._index)
         for one in given:
-            self._state.add(one, keys)
+            self._state.add(one, ways.keys)
         self._whole: dict[int, Any] | None = None
         self._returning = ReturningParameters(self.layout, hooks.parameters, self._state.pieces)
         self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means)
@@ -223,10 +228,17 @@ class ShardedOptimizer(OptimizerLink):
         given = param_group["params"]
         group = {**param_group, "params": [given] if isinstance(given, Tensor) else list(given)}
         self._check_known(group["params"])
-        keys = check_elementwise(self.inner, [{**self.inner.defaults, **group}])
+        ways = ways_to_shard(self.inner, [{**self.inner.defaults, **group}])
+        for one in ways.whole:
+            if self._index[id(one)] not in self.layout.whole:
+                raise ValueError(
+                    f"[smdp] add_param_group(): {type(self.inner).__name__} updates parameter"
+                    f" {self._names[id(one)]!r} as a whole with these options, but it is already cut. Pass"
+                    " this group when you create the optimizer, with lr=0 until it is trained."
+                )
         self.inner.add_param_group(group)
         for one in group["params"]:
-            self._state.add(one, keys)
+            self._state.add(one, ways.keys)
         self._whole = None
 
     def consolidate(self, to: int | None = None) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from smdp.torch.sharding.elementwise import StateKeys
 from smdp.torch.sharding.shard_layout import ShardLayout, flattened
 from smdp.torch.sharding.shard_owners import ShardOwners
+from smdp.torch.sharding.trial import StateKeys
 
 
 class ShardedState:
@@ -128,7 +128,7 @@ class ShardedState:
                     f" {tuple(parameter.shape)}. Load the state of an optimizer of the same model."
                 )
             if self._is_cut(key, value, parameter.shape):
-                values = self._layout.cut(index, value)
+                values = [self._layout.shaped(index, one) for one in self._layout.cut(index, value)]
             else:
                 values = [copy.deepcopy(value) for _ in cut]
             for state, one in zip(cut, values, strict=True):
@@ -151,9 +151,9 @@ class ShardedState:
         found = self._layout.empty(index, dtype).zero_()
         flat = flattened(found)
         if self._owners.is_counted:
-            for place, piece in zip(self._layout.pieces[index], self.pieces[index], strict=True):
+            for number, piece in enumerate(self.pieces[index]):
                 if (value := self._optimizer.state.get(piece, {}).get(key)) is not None:
-                    flat[place.begin : place.end] = value
+                    self._layout.put(index, number, value, found)
         dist.reduce(flat, to, group=self._owners.group)
         return found
 

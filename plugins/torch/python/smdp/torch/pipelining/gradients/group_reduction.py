@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class GroupReduction:
         parameters: (name, parameter), the same list on all of these ranks.
         scope: Who owns the averages: "none", "world" or "host"; see `_core.GradientReducer`.
         first: The index of the first of these parameters among those of `shards`.
+        whole: Indices among those of `shards` of the parameters whose averages have one owner.
 
     Attributes:
         reducer: The core's reducer.
@@ -43,13 +44,17 @@ class GroupReduction:
         *,
         scope: str = "none",
         first: int = 0,
+        whole: Collection[int] = (),
     ) -> None:
         self.shards: Shards | None = None
         self._first = first
         self._parameters = list(parameters)
         self._registered = [Registered(name, each.dtype, each.numel()) for name, each in parameters]
         self.reducer = _core.GradientReducer(
-            group.core, described(self._registered, [each for _, each in parameters], sparse=()), shards=scope
+            group.core,
+            described(self._registered, [each for _, each in parameters], sparse=()),
+            shards=scope,
+            whole=[index for index in range(len(parameters)) if first + index in whole],
         )
         # Gradients, or dense copies of them, which the core reads and writes until the step ends. Python
         # deletes this dict after the reducer, whose destructor ends all operations in flight.

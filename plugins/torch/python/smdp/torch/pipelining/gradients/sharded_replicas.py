@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch.nn import Parameter
 
@@ -62,11 +62,16 @@ class ShardedReplicas:
             reduction.shards = shards
         self._tied.shard(TiedShards(shards, self.parameters))
 
-    def shard(self, scope: str) -> JoinedReducers:
-        """Averages so that means are owned in shards from now on. All ranks of the job call it."""
+    def shard(self, scope: str, whole: Collection[int]) -> JoinedReducers:
+        """Averages so that means are owned in shards from now on. All ranks of the job call it.
+
+        Args:
+            scope: "world" or "host".
+            whole: Indices of the parameters that must not be cut.
+        """
         first, joined = 0, []
         for group, members in self._lists:
-            reduction = GroupReduction(group, members, scope=scope, first=first)
+            reduction = GroupReduction(group, members, scope=scope, first=first, whole=whole)
             self._reductions.append(reduction)
             joined.append((reduction.reducer, len(members)))
             first += len(members)

@@ -1,0 +1,88 @@
+"""Steps of an optimizer on small parameters, which show how it updates."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+STEPS = 3
+_RATE = 0.1  # the script's own may be too small to change anything, for example in a warm-up
+# What optimizers raise for parameters that they do not accept.
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError)
+
+
+class StateKeys(NamedTuple):
+    """The keys that an optimizer stores for each parameter.
+
+    Attributes:
+        per_element: Keys of tensors of the parameter's shape.
+        per_parameter: Keys of everything else.
+    """
+
+    per_element: frozenset[Any]
+    per_parameter: frozenset[Any]
+
+    def merged(self, other: StateKeys) -> StateKeys:
+        """Returns the keys of both."""
+        return StateKeys(self.per_element | other.per_element, self.per_parameter | other.per_parameter)
+
+
+NO_KEYS = StateKeys(frozenset(), frozenset({"step"}))
+
+
+class Trial(NamedTuple):
+    """The parameters after the steps, and the keys of the state."""
+
+    values: list[Tensor]
+    keys: StateKeys
+
+
+def random_values(count: int, seed: int) -> Tensor:
+    """Returns the same values whenever it is called, in float64."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def trained(optimizer: Optimizer, group: Mapping[str, Any], values: Sequence[Sequence[Tensor]]) -> Trial:
+    """Makes some steps on new parameters.
+
+    Args:
+        optimizer: Gives the class. It is not changed.
+        group: Gives the options.
+        values: The parameters before, then the gradients of each step.
+    """
+    parameters = [Parameter(one.clone()) for one in values[0]]
+    trial = object.__new__(type(optimizer))
+    trial.__dict__ = dict(optimizer.__dict__)
+    # The hooks are the script's; a step that it has not made must not call them.
+    trial._optimizer_step_pre_hooks = OrderedDict()
+    trial._optimizer_step_post_hooks = OrderedDict()
+    options = {key: _copied(value) for key, value in group.items() if key not in ("params", "param_names")}
+    if "lr" in options:
+        rate = options["lr"]
+        options["lr"] = torch.full_like(rate, _RATE) if isinstance(rate, Tensor) else _RATE
+    trial.state = defaultdict(dict)
+    trial.param_groups = [{**options, "params": parameters}]
+    with torch.no_grad():
+        for gradients in values[1:]:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            type(optimizer).step(trial)
+    per_element: set[Any] = set()
+    per_parameter: set[Any] = set()
+    for parameter in parameters:
+        for key, value in trial.state.get(parameter, {}).items():
+            is_cut = isinstance(value, Tensor) and value.shape == parameter.shape
+            (per_element if is_cut else per_parameter).add(key)
+    return Trial(
+        [one.detach() for one in parameters], StateKeys(frozenset(per_element), frozenset(per_parameter))
+    )
+
+
+def _copied(value: object) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
