@@ -27,13 +27,16 @@ SparseForm form_of(Shape shape, std::size_t sparse_dims, int dtype) {
 std::int64_t* integers(Pointer value) { return reinterpret_cast<std::int64_t*>(value); }
 void* pointer(Pointer value) { return reinterpret_cast<void*>(value); }
 
+// C++ owns it: a core thread that drops the last reference must not take the GIL. nanobind would make it own the
+// Python object otherwise.
+static_assert(nb::detail::has_shared_from_this_v<SparseSum>);
+
 }  // namespace
 
 void bind_sparse_sum(nb::module_& m) {
   using Release = nb::call_guard<Released>;
   nb::class_<SparseSum>(m, "SparseSum",
                         "This rank's rows of a sparse sum, and then the result. Buffers are passed as addresses.")
-      // C++ owns it: a core thread that drops the last reference must not take the GIL.
       .def(nb::new_([](Shape shape, std::size_t sparse_dims, int dtype, Pointer indices, Pointer values,
                        std::size_t count, bool is_coalesced) {
              const Released release;

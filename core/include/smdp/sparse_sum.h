@@ -32,8 +32,8 @@ struct SparseRows {
 
 // This rank's input of one Group::all_reduce_sparse(), and then the result. Rows with the same index are added up:
 // first those of a rank, in their order, then those of the ranks, in rank order. The result has each index once, in
-// order.
-class SMDP_API SparseSum {
+// order. Create it with std::make_shared.
+class SMDP_API SparseSum : public std::enable_shared_from_this<SparseSum> {
  public:
   // Sorts and adds up this rank's rows. `values` must not change until the last write(). Throws InvalidArgument for an
   // index outside the shape.

@@ -469,3 +469,27 @@ g.all_reduce(a)
 assert (a[:1000] == 3).all() and (a[-1000:] == 3).all() and (a[:: 1 << 20] == 3).all()
 """
     finish(job(2, code), 250)
+
+
+def test_a_sparse_sum_in_flight_holds_no_python_object(
+    job: Callable[..., list[object]], finish: Callable[..., None]
+) -> None:
+    # A core thread that dropped one would take the GIL, which a destructor that waits for it may hold.
+    code = """
+from pathlib import Path
+from smdp import _core
+from smdp._buffers import DType
+g = joined()
+seen = Path(__file__).with_name("seen")
+while g.rank == 1 and not seen.exists():
+    time.sleep(0.01)
+rows, values = np.array([g.rank]), np.ones((1, 2), np.float32)
+sum = _core.SparseSum([4, 2], 1, int(DType.FLOAT32), rows.ctypes.data, values.ctypes.data, 1, True)
+before = sys.getrefcount(sum)
+handle = g._core.all_reduce_sparse(sum, 0, 1.0, 30.0, True)
+assert sys.getrefcount(sum) == before
+seen.touch()
+handle.wait()
+assert sum.count == 2
+"""
+    finish(job(2, code))
