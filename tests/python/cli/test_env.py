@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from smdp import _kernel_files
 from smdp.cli import env, system
 
 PARTS = [
@@ -169,7 +170,7 @@ def test_no_framework_is_imported() -> None:
     ],
 )
 def test_cgroup_quota(files: dict[str, str], expected: float | None) -> None:
-    with mock.patch.object(system, "read_text", lambda path: files.get(str(path))):
+    with mock.patch.object(_kernel_files, "read_text", lambda path: files.get(str(path))):
         assert system.cgroup_quota() == expected
 
 
@@ -208,8 +209,8 @@ def test_cgroup_quota(files: dict[str, str], expected: float | None) -> None:
     ],
 )
 def test_memory_limit(files: dict[str, str], expected: str | None) -> None:
-    with mock.patch.object(system, "read_text", lambda path: files.get(str(path))):
-        limit = system.memory_limit()
+    with mock.patch.object(_kernel_files, "read_text", lambda path: files.get(str(path))):
+        limit = _kernel_files.memory_limit()
         assert system.memory()["cgroup_limit"] == (expected and 150000)
     assert (limit and (limit.bytes, str(limit.file))) == (expected and (150000, f"/sys/fs/cgroup/{expected}"))
 

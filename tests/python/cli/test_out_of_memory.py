@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from smdp.cli import system
+from smdp import _kernel_files
 from smdp.cli.out_of_memory import OutOfMemory
 
 LIMIT = 192 << 20
@@ -28,7 +28,7 @@ def test_what_is_counted(membership: str, file: str, limit: str) -> None:
     counter = f"/sys/fs/cgroup/{file}"
     files = {"/proc/self/cgroup": membership, f"/sys/fs/cgroup/{limit}": str(3 << 30)}
     files[counter] = "low 0\noom 7\noom_kill 2"
-    with mock.patch.object(system, "read_text", lambda path: files.get(str(path))):
+    with mock.patch.object(_kernel_files, "read_text", lambda path: files.get(str(path))):
         watched = OutOfMemory()
         assert watched.explained(is_killed=False) == ""
         files[counter] = "low 0\noom 7\noom_kill 3"
@@ -40,7 +40,7 @@ def test_what_is_counted(membership: str, file: str, limit: str) -> None:
 
 def test_a_machine_without_a_limit() -> None:
     files = {"/proc/vmstat": "oom_kill 1", "/proc/meminfo": "MemTotal: 1048576 kB"}
-    with mock.patch.object(system, "read_text", lambda path: files.get(str(path))):
+    with mock.patch.object(_kernel_files, "read_text", lambda path: files.get(str(path))):
         watched = OutOfMemory()
         files["/proc/vmstat"] = "oom_kill 3"
         # They may be anybody's.
@@ -52,7 +52,7 @@ def test_a_machine_without_a_limit() -> None:
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
     """A cgroup with a limit of memory."""
-    for outer in system.cgroup_directories("memory"):
+    for outer in _kernel_files.cgroup_directories("memory"):
         inner = outer / f"smdp-test-{os.getpid()}"
         try:
             inner.mkdir()

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from smdp import config
-from smdp.cli.system import read_text
+from smdp._kernel_files import read_text
 
 
 class BindTo(str, Enum):

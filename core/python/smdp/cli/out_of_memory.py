@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from smdp import _kernel_files
 from smdp.cli import system
 
 
@@ -32,7 +33,7 @@ class OutOfMemory:
         self._before = found
         processes = "a process" if count == 1 else f"{count} processes"
         where = "on this machine" if found.is_of_machine else "here"
-        limit = system.memory_limit()
+        limit = _kernel_files.memory_limit()
         memory = f"the machine has {_shown(system.total_memory() or 0)}"
         cure = "start fewer ranks on it"
         if limit is not None:
@@ -56,7 +57,7 @@ class Kills:
 
 def kills() -> Kills:
     """Returns the kernel's count of OOM kills."""
-    for directory in system.cgroup_directories("memory"):
+    for directory in _kernel_files.cgroup_directories("memory"):
         for name in ("memory.events", "memory.oom_control"):  # cgroup versions 2 and 1
             count = _counted(directory / name)
             if count is not None:
@@ -65,7 +66,7 @@ def kills() -> Kills:
 
 
 def _counted(file: Path) -> int | None:
-    for line in (system.read_text(file) or "").splitlines():
+    for line in (_kernel_files.read_text(file) or "").splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill" and value.strip().isdecimal():
             return int(value)

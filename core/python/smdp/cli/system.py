@@ -12,10 +12,9 @@ import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-# Version 1 of cgroups reports more bytes than this if there is no limit.
-_NO_LIMIT = 1 << 60
+from smdp import _kernel_files
+
 # Instruction sets that matter to the reduction kernels, as spelled in /proc/cpuinfo.
 _FEATURES = (
     "sse4_2", "avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16",
@@ -23,23 +22,15 @@ _FEATURES = (
 )  # fmt: skip
 
 
-def read_text(path: str | Path) -> str | None:
-    """Returns a file's text without surrounding whitespace, or None if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except (OSError, ValueError):
-        return None
-
-
 def cgroup_quota() -> float | None:
     """Returns the number of cores that the cgroup allows, or None if it sets no limit."""
     best: float | None = None
-    for directory in cgroup_directories("cpu"):
+    for directory in _kernel_files.cgroup_directories("cpu"):
         quota, period = None, None
-        if (text := read_text(directory / "cpu.max")) is not None:
+        if (text := _kernel_files.read_text(directory / "cpu.max")) is not None:
             quota, _, period = text.partition(" ")
-        elif (quota := read_text(directory / "cpu.cfs_quota_us")) is not None:
-            period = read_text(directory / "cpu.cfs_period_us")
+        elif (quota := _kernel_files.read_text(directory / "cpu.cfs_quota_us")) is not None:
+            period = _kernel_files.read_text(directory / "cpu.cfs_period_us")
         try:
             cores = int(quota or "") / int(period or "")
         except (ValueError, ZeroDivisionError):
@@ -47,44 +38,6 @@ def cgroup_quota() -> float | None:
         if cores > 0:
             best = cores if best is None else min(best, cores)
     return best
-
-
-class MemoryLimit(NamedTuple):
-    """The tightest limit of memory that applies to this process, and the file that holds it."""
-
-    bytes: int
-    file: Path
-
-
-def memory_limit() -> MemoryLimit | None:
-    """Returns the smallest limit of this process's cgroup and its parents, or None if they set none."""
-    limits = []
-    for directory in cgroup_directories("memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup versions 2 and 1
-            text = read_text(directory / name)
-            if text and text.isdecimal() and int(text) < _NO_LIMIT:
-                limits.append(MemoryLimit(int(text), directory / name))
-    return min(limits, default=None)
-
-
-def cgroup_directories(controller: str) -> list[Path]:
-    """Returns the directories of this process's cgroups and their parents, the innermost first.
-
-    Args:
-        controller: The controller to look for in version 1, "cpu" or "memory". Version 2 has one hierarchy.
-    """
-    directories = []
-    for line in (read_text("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = Path("/sys/fs/cgroup") / (controllers and controller)
-        inner = root / path.lstrip("/")
-        while inner != root and root in inner.parents:
-            directories.append(inner)
-            inner = inner.parent
-        directories.append(root)
-    return directories
 
 
 def affinity() -> int:
@@ -103,7 +56,7 @@ def available_cores() -> float:
 
 def cpu() -> dict[str, object]:
     """Returns a description of the processor."""
-    info = read_text("/proc/cpuinfo") or ""
+    info = _kernel_files.read_text("/proc/cpuinfo") or ""
     values: dict[str, str] = {}
     for line in info.splitlines():
         name, _, value = line.partition(":")
@@ -123,12 +76,12 @@ def cpu() -> dict[str, object]:
 def numa() -> dict[str, str]:
     """Returns the cores of each NUMA node."""
     nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
-    return {node.name: read_text(node / "cpulist") or "" for node in nodes}
+    return {node.name: _kernel_files.read_text(node / "cpulist") or "" for node in nodes}
 
 
 def total_memory() -> int | None:
     """Returns the machine's memory in bytes."""
-    for line in (read_text("/proc/meminfo") or "").splitlines():
+    for line in (_kernel_files.read_text("/proc/meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
     return None
@@ -136,7 +89,7 @@ def total_memory() -> int | None:
 
 def memory() -> dict[str, object]:
     """Returns the memory and its limits in bytes."""
-    limit = memory_limit()
+    limit = _kernel_files.memory_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
         stat = os.statvfs("/dev/shm")
@@ -159,7 +112,7 @@ def _limit(value: int) -> int | str:
 def network() -> list[dict[str, object]]:
     """Returns the network interfaces with name, addresses, speed in Mbit/s, and state."""
     v6: dict[str, list[str]] = {}
-    for line in (read_text("/proc/net/if_inet6") or "").splitlines():
+    for line in (_kernel_files.read_text("/proc/net/if_inet6") or "").splitlines():
         parts = line.split()
         if len(parts) == 6:
             v6.setdefault(parts[5], []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(parts[0])))
@@ -170,14 +123,16 @@ def network() -> list[dict[str, object]]:
         names = []
     for name in names:
         directory = Path("/sys/class/net") / name
-        speed = read_text(directory / "speed")  # EINVAL if the interface has no speed, -1 if it is down
+        speed = _kernel_files.read_text(
+            directory / "speed"
+        )  # EINVAL if the interface has no speed, -1 if it is down
         result.append(
             {
                 "name": name,
-                "state": read_text(directory / "operstate") or "unknown",
+                "state": _kernel_files.read_text(directory / "operstate") or "unknown",
                 "addresses": _ipv4(name) + v6.get(name, []),
                 "speed_mbit": int(speed) if speed and speed.isdigit() else None,
-                "mtu": int(read_text(directory / "mtu") or 0) or None,
+                "mtu": int(_kernel_files.read_text(directory / "mtu") or 0) or None,
             }
         )
     return result
@@ -217,7 +172,7 @@ def gpus() -> list[str]:
             return [line.strip() for line in done.stdout.splitlines() if line.strip()]
     result = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        lines = (read_text(path) or "").splitlines()
+        lines = (_kernel_files.read_text(path) or "").splitlines()
         result += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return result
 
