@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from smdp import memory
+from smdp._core import all_reduce_seconds
 from smdp.plan import Cluster, Plan, advice, plan
 from smdp.plan.candidates import Candidate, Impossible, candidates
 from smdp.plan.search import TOLERANCE
@@ -228,3 +229,37 @@ def test_wrong_numbers() -> None:
         plan(model, cluster, batch=1, sequence=-1)
     with pytest.raises(ValueError, match="precision = 'fp7' is not valid"):
         plan(model, cluster, batch=1, sequence=8, precision="fp7")
+
+
+def test_a_sharded_optimizer_is_counted_for_each_scope() -> None:
+    """State over all ranks, or those of a host: what is kept, what is sent, and how to write it."""
+    model, cluster = gpt2(24, 1024, 16), Cluster(hosts=4, **A100_HOSTS)
+    found = plan(model, cluster, batch=32, sequence=512)
+    same = [
+        one
+        for one in found.options
+        if (one.candidate.pipeline, one.candidate.tensor, one.candidate.microbatches) == (1, 1, 1)
+        and one.candidate.checkpointing == "none"
+    ]
+    none, world, host = (
+        next(one for one in same if one.candidate.shards == name)
+        for name in ("none", "zero1", "zero1 per host")
+    )
+    whole = none.estimate.stages[0].optimizer
+    assert whole == 12 * memory.parameters(model)
+    assert world.estimate.stages[0].optimizer == pytest.approx(whole / 32)
+    assert host.estimate.stages[0].optimizer == pytest.approx(whole / 8)
+    # Parameters return over the links, or only inside the hosts.
+    size = 2 * memory.parameters(model)
+    inside = all_reduce_seconds(size, 8, latency=cluster.latency, bandwidth=cluster.interconnect)
+    between = all_reduce_seconds(size, 4, latency=cluster.latency, bandwidth=cluster.link)
+    assert host.step.reduction - none.step.reduction == pytest.approx(inside / 2)
+    hidden = min((inside + between) / 2, world.step.backward)
+    assert world.step.reduction == pytest.approx(inside + between - hidden)
+    uses = [one.candidate.use() for one in (none, world, host)]
+    assert uses[0] == "" and 'scope="world"' in uses[1] and 'scope="host"' in uses[2]
+    assert "sharding zero1 per host" in host.candidate.describe()
+    # One host, or one rank on each, has no second scope.
+    for hosts, ranks in ((1, 8), (8, 1)):
+        each = candidates(model, Cluster(hosts=hosts, ranks_per_host=ranks), 32)
+        assert not any(isinstance(one, Candidate) and one.sharding_degree for one in each)

@@ -94,6 +94,8 @@ def show(found: Plan, *, most: int, explain: bool, console: Console) -> None:
         console.print(_ranking(found.options[:most]))
         best = found.options[0]
         console.print(f"Recommended: {best.candidate.describe()}", highlight=False, soft_wrap=True)
+        if use := best.candidate.use():
+            console.print(f"Shard with: {use}", highlight=False, soft_wrap=True)
         console.print(
             f"{len(found.options)} layouts fit, {len(found.rejected)} do not. Of the layouts within 5 % of"
             " the fastest, the recommended one uses the fewest and simplest features:"
@@ -131,7 +133,7 @@ def _ranking(options: Sequence[Option]) -> Table:
             f"{one.pipeline} x {one.tensor} x {one.data}",
             f"{one.microbatches} of {one.microbatch_size}",
             schedule + (f" x{one.virtual_stages}" if one.virtual_stages > 1 else ""),
-            one.sharding,
+            one.shards,
             one.checkpointing,
             ", ".join(other),
             f"{option.seconds:.4g}",
@@ -174,6 +176,7 @@ def as_json(found: Plan, *, most: int, explain: bool) -> str:
 def _entry(option: Option) -> dict[str, Any]:
     return {
         **asdict(option.candidate),
+        "shard_with": option.candidate.use(),
         "step_seconds": option.seconds,
         "bubble": option.bubble,
         "exposed_reduction_seconds": option.step.reduction,

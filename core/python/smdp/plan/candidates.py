@@ -36,14 +36,30 @@ class Candidate:
     virtual_stages: int = 1
     active_microbatches: int = 0
     sharding: str = "none"
+    sharding_degree: int = 0
     checkpointing: str = "none"
     sequence_parallel: bool = False
     offload_optimizer: bool = False
 
+    @property
+    def shards(self) -> str:
+        """The sharding, and whether only the ranks of each host share it."""
+        return f"{self.sharding} per host" if self.sharding_degree else self.sharding
+
+    def use(self) -> str:
+        """Returns the call that shards like this; empty if nothing is sharded."""
+        if self.sharding == "zero1":
+            scope = "host" if self.sharding_degree else "world"
+            return f'smdp.torch.ShardedOptimizer(optimizer, model, scope="{scope}")'
+        if self.sharding == "none":
+            return ""
+        keeps = ", reshard_after_forward=False" if self.sharding == "zero2" else ""
+        return f"torch.distributed.fsdp.fully_shard(model{keeps})"
+
     def features(self) -> dict[int, str]:
         """Returns the features that the layout uses, keyed by their position in the order of AWS's advice."""
         all_of_them = [
-            (self.sharding != "none", self.sharding),
+            (self.sharding != "none", self.shards),
             (self.checkpointing != "none", f"checkpointing={self.checkpointing}"),
             (self.tensor > 1, f"tensor={self.tensor}"),
             (self.sequence_parallel, "sequence_parallel"),
@@ -64,7 +80,7 @@ class Candidate:
             f"pipeline {self.pipeline} x tensor {self.tensor} x data {self.data}",
             f"{counted(self.microbatches, 'microbatch')} of {self.microbatch_size}",
             schedule,
-            f"sharding {self.sharding}",
+            f"sharding {self.shards}",
             f"checkpointing {self.checkpointing}",
         ]
         if self.sequence_parallel:
@@ -135,7 +151,7 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
                     f" {counted(pipeline, 'stage')}",
                 )
             for schedule, virtual, active in _schedules(pipeline, microbatches, count):
-                for sharding in _shardings(pipeline, data):
+                for sharding, degree in _shardings(pipeline, data, local_ranks(cluster, layout)):
                     for checkpointing in CHECKPOINTINGS:
                         for is_sequence_parallel in (False, True) if tensor > 1 else (False,):
                             for is_offloaded in (False, True):
@@ -149,17 +165,34 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
                                     virtual_stages=virtual,
                                     active_microbatches=active,
                                     sharding=sharding,
+                                    sharding_degree=degree,
                                     checkpointing=checkpointing,
                                     sequence_parallel=is_sequence_parallel,
                                     offload_optimizer=is_offloaded,
                                 )
 
 
-def _shardings(pipeline: int, data: int) -> tuple[str, ...]:
-    """Returns the shardings that make sense for these numbers of pipeline and data-parallel ranks."""
+def local_ranks(cluster: Cluster, layout: tuple[int, int, int]) -> int:
+    """Returns how many ranks of each data-parallel group a host has.
+
+    Model-parallel ranks are adjacent.
+
+    Args:
+        cluster: The machines.
+        layout: Pipeline, tensor and data.
+    """
+    pipeline, tensor, data = layout
+    return max(1, min(data, cluster.ranks_per_host // (pipeline * tensor)))
+
+
+def _shardings(pipeline: int, data: int, local: int) -> list[tuple[str, int]]:
+    """Returns the shardings that make sense for these numbers of ranks, with how many ranks share."""
     if data == 1:
-        return ("none",)
-    return SHARDINGS[:2] if pipeline > 1 else SHARDINGS
+        return [("none", 0)]
+    found = [(name, 0) for name in (SHARDINGS[:2] if pipeline > 1 else SHARDINGS)]
+    if 1 < local < data and data % local == 0:
+        found.insert(1, ("zero1", local))
+    return found
 
 
 def _schedules(pipeline: int, microbatches: int, layers: int) -> Iterator[tuple[str, int, int]]:

@@ -136,6 +136,7 @@ def plan(
             active_microbatches=one.active_microbatches,
             precision=precision,
             sharding=one.sharding,
+            sharding_degree=one.sharding_degree,
             checkpointing=one.checkpointing,
             flash_attention=flash_attention,
             offload_optimizer=one.offload_optimizer,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from smdp._core import all_reduce_seconds, transfer_seconds
 from smdp.memory import Architecture, StateBytes, parameters, state_bytes
-from smdp.plan.candidates import Candidate
+from smdp.plan.candidates import Candidate, local_ranks
 from smdp.plan.cluster import Cluster
 from smdp.plan.work import Work
 
@@ -130,6 +130,10 @@ class Clock:
             # Half an all-reduce of gradients, and a gather of parameters in each forward and each backward.
             gathers = self._over_data(self._states.parameters * own, one) * one.microbatches
             return max(0.0, gradients / 2 + gathers - one.microbatches * hidden_behind)
+        if one.sharding_degree:
+            # Gradients are reduced as without sharding, and parameters return inside the hosts.
+            gather = self._inside(self._states.parameters * own, one) / 2
+            return max(0.0, gradients - hidden_behind) + gather
         if one.sharding in ("zero1", "zero2"):
             # The reduce-scatter of gradients overlaps with backward, for zero2 with that of every microbatch.
             # The gather of parameters does not overlap with anything.
@@ -141,13 +145,23 @@ class Clock:
     def _over_data(self, size: float, one: Candidate) -> float:
         """Returns the seconds of an all-reduce over the data-parallel ranks, inside hosts and between them.
 
-        Model-parallel ranks are adjacent, so a host has `local` ranks of each data-parallel group, and
-        ranks_per_host / local groups share its link. Over M hosts, each sends 2 (M - 1) / M of its bytes.
+        A host has `local` ranks of each data-parallel group, and ranks_per_host / local groups share its
+        link. Over M hosts, each sends 2 (M - 1) / M of its bytes.
         """
-        local = max(1, min(one.data, self._cluster.ranks_per_host // (one.pipeline * one.tensor)))
+        local = self._local(one)
         groups = self._cluster.ranks_per_host // local
-        latency = self._cluster.latency
-        inside = all_reduce_seconds(size, local, latency=latency, bandwidth=self._cluster.interconnect)
-        return inside + all_reduce_seconds(
-            size * groups, one.data // local, latency=latency, bandwidth=self._cluster.link
+        return self._inside(size, one) + all_reduce_seconds(
+            size * groups, one.data // local, latency=self._cluster.latency, bandwidth=self._cluster.link
         )
+
+    def _inside(self, size: float, one: Candidate) -> float:
+        """Returns the seconds of an all-reduce over the data-parallel ranks of a host."""
+        return all_reduce_seconds(
+            size,
+            self._local(one),
+            latency=self._cluster.latency,
+            bandwidth=self._cluster.interconnect,
+        )
+
+    def _local(self, one: Candidate) -> int:
+        return local_ranks(self._cluster, (one.pipeline, one.tensor, one.data))
