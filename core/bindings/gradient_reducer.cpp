@@ -167,6 +167,14 @@ void bind_gradient_reducer(nb::module_& m) {
           "Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks.")
       .def("abort", &GradientReducer::abort, nb::arg("reason"), Release())
       .def_prop_ro("group_name", &GradientReducer::group_name)
+      .def(
+          "speed",
+          [](const GradientReducer& reducer) {
+            const GradientReducer::Speed speed = reducer.speed();
+            return std::make_tuple(speed.latency, speed.bandwidth, speed.reduction);
+          },
+          "What was measured before the first step, the same on all ranks: seconds of the smallest all_reduce, bytes "
+          "per second of a large one, bytes per second that a rank reads when it adds.")
       .def("explain", &GradientReducer::explain)
       .def_prop_ro("steps", [](const GradientReducer& reducer) { return reducer.stats().steps; })
       .def_prop_ro("bytes", [](const GradientReducer& reducer) { return reducer.stats().bytes; })

@@ -124,9 +124,9 @@ class SMDP_API GradientReducer {
 
   // For reducers whose `shards` are not kNone: the fusion buffers, which stay the same in all steps.
   const std::vector<ShardedBuffer>& sharded_buffers() const;
-  // Returns, after has_means() or wait(), the memory of a buffer, in which the means of the ranges that this rank owns are valid until
-  // the next step. That of a buffer that is alone is the gradient's own, or the reducer's where the gradient was
-  // absent.
+  // Returns, after has_means() or wait(), the memory of a buffer, in which the means of the ranges that this rank owns
+  // are valid until the next step. That of a buffer that is alone is the gradient's own, or the reducer's where the
+  // gradient was absent.
   const void* means(std::size_t number) const;
   // Returns, after finish(), whether this rank has the means that it owns of a buffer. They may be read then, before
   // wait() has ended the step.
@@ -161,6 +161,13 @@ class SMDP_API GradientReducer {
     double last_exposed_seconds = 0;
   };
   Stats stats() const;
+  struct Speed {
+    double latency = 0;    // seconds of the smallest all_reduce
+    double bandwidth = 0;  // bytes per second that an all_reduce sums over all ranks
+    double reduction = 0;  // bytes per second that a rank reads when it adds
+  };
+  // Returns what was measured before the first step, the same on all ranks.
+  Speed speed() const;
   // Returns a text that lists the buffers with their sizes and the reason for each.
   std::string explain() const;
   // Returns the name of the group that the reducer created.

@@ -284,6 +284,11 @@ class GradientReducer:
     @property
     def group_name(self) -> str: ...
 
+    def speed(self) -> tuple[float, float, float]:
+        """
+        What was measured before the first step, the same on all ranks: seconds of the smallest all_reduce, bytes per second of a large one, bytes per second that a rank reads when it adds.
+        """
+
     def explain(self) -> str: ...
 
     @property

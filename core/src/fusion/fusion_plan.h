@@ -28,6 +28,7 @@ class FusionPlan {
   const Layout& layout() const { return layout_; }
   const Place& place(std::size_t gradient) const { return layout_.places[gradient]; }
   const cost::ExchangeSizes& exchange() const { return exchange_; }
+  const cost::Measured& measured() const { return measured_; }
   std::string explain() const;
 
   // Lays out gradients in the order in which backward produced them.

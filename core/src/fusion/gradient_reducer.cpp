@@ -53,6 +53,7 @@ void GradientReducer::set_kept(std::size_t index, std::size_t part, const float*
 }
 void GradientReducer::rescale(double factor) { impl_->rescale(factor); }
 GradientReducer::Stats GradientReducer::stats() const { return impl_->stats(); }
+GradientReducer::Speed GradientReducer::speed() const { return impl_->speed(); }
 std::string GradientReducer::explain() const { return impl_->explain(); }
 const std::string& GradientReducer::group_name() const { return impl_->group_name(); }
 

@@ -63,6 +63,10 @@ class GradientReducer::Impl {
   Stats stats() const { return stats_; }
   const std::string& group_name() const { return group_->name(); }
 
+  Speed speed() const {
+    const cost::Measured& measured = plan_->measured();
+    return {measured.latency, measured.bandwidth, measured.reduction};
+  }
   std::string explain() const { return plan_->explain(); }
 
   // reducer_shards.cpp

@@ -215,6 +215,19 @@ def test_memory_limit(files: dict[str, str], expected: str | None) -> None:
     assert (limit and (limit.bytes, str(limit.file))) == (expected and (150000, f"/sys/fs/cgroup/{expected}"))
 
 
+def test_available_memory_is_what_the_cgroup_leaves() -> None:
+    files = {"/proc/meminfo": "MemTotal: 900 kB\nMemAvailable: 500 kB"}
+    with mock.patch.object(_kernel_files, "read_text", lambda path: files.get(str(path))):
+        assert _kernel_files.available_memory() == 500 << 10
+        files["/proc/self/cgroup"] = "0::/a/b"
+        files["/sys/fs/cgroup/a/memory.max"] = str(600 << 10)
+        files["/sys/fs/cgroup/a/memory.current"] = str(300 << 10)
+        files["/sys/fs/cgroup/a/memory.stat"] = f"anon 7\ninactive_file {50 << 10}"
+        assert _kernel_files.available_memory() == 350 << 10
+        files.clear()
+        assert _kernel_files.available_memory() is None
+
+
 def test_available_cores_is_never_below_one() -> None:
     with mock.patch.object(system, "cgroup_quota", return_value=0.25):
         assert system.available_cores() == 1.0

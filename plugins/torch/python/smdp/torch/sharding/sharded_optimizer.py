@@ -21,6 +21,7 @@ from smdp.torch.process_group import completion
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.returning_parameters import ReturningParameters
+from smdp.torch.sharding.scope_choice import check_host_scope, choose, demand_of
 from smdp.torch.sharding.shard_layout import ShardLayout, is_dense
 from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.shard_update import ShardUpdate
@@ -28,7 +29,7 @@ from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
 from smdp.torch.sharding.whole_tensors import ways_to_shard
 
-_SCOPES = ("world", "host")
+_SCOPES = ("world", "host", "auto")
 _WORDS = Words(
     feature="ShardedOptimizer",
     event="it has arrived from the rank that updates it",
@@ -56,7 +57,9 @@ class ShardedOptimizer(OptimizerLink):
         model: A DistributedDataParallel of smdp, or the result of `smdp.torch.pipeline()`, on the CPU. The
             state of a pipeline's stage is distributed over its replicas.
         scope: "world": each element has one owner among all ranks. "host": one owner on every host, which
-            leaves less to send between hosts and keeps the state once per host.
+            leaves less to send between hosts and keeps the state once per host. "auto": the one with which
+            less time passes between backward and the next forward, by the cost model, if its state fits in
+            memory.
         overlap_forward: Whether `step()` returns while parameters travel back. They are awaited by the next
             forward, those of the front layers first, and by `state_dict()` of the model. Call `settle()`
             before anything else reads parameters between `step()` and the next forward. The parameters of
@@ -106,9 +109,14 @@ class ShardedOptimizer(OptimizerLink):
         uncut = hooks.parameters if ways.is_whole else ways.whole
         whole = {self._index[id(one)] for one in uncut}
         unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
+        group = model.process_group
+        if scope == "auto":
+            scope = choose(demand_of(given, ways.keys, is_overlapped=overlap_forward), group, unsharded)
+        elif scope == "host":
+            check_host_scope(group.core.hosts)
         self._reducer = reducer = hooks.shard(scope, whole)
         self._means = MeansUnderWay(reducer, hooks if isinstance(hooks, GradientHooks) else None)
-        owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
+        owners = ShardOwners(group, scope, self._means, len(hooks.parameters))
         self._owners = owners
         names = [one.name for one in hooks.registered]
         self.layout = ShardLayout(reducer, hooks.parameters, names, whole)
