@@ -11,6 +11,7 @@
 
 #include "common/file_descriptor.h"
 #include "transport/fingerprint.h"
+#include "transport/shm/shared_mapping.h"
 #include "transport/transport.h"
 
 namespace smdp {
@@ -50,11 +51,9 @@ class Segment {
   Segment(FileDescriptor memfd, std::size_t ranks, std::size_t slot_bytes, std::uint64_t nonce);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
-  ~Segment();
 
-  int descriptor() const { return memfd_.get(); }
-  // Called once all ranks have it, because mapped memory needs no descriptor.
-  void close_descriptor() { memfd_ = FileDescriptor(); }
+  int descriptor() const { return mapping_.descriptor(); }
+  void close_descriptor() { mapping_.close_descriptor(); }
   std::size_t ranks() const { return ranks_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
 
@@ -64,13 +63,11 @@ class Segment {
   std::byte* ring(std::size_t from, std::size_t to) const;
 
  private:
-  void map();
-  std::size_t total_bytes() const;
+  std::byte* base() const { return mapping_.data(); }
 
-  FileDescriptor memfd_;
-  std::size_t ranks_;
-  std::size_t slot_bytes_;
-  std::byte* base_ = nullptr;
+  const std::size_t ranks_;
+  const std::size_t slot_bytes_;
+  SharedMapping mapping_;
 };
 
 }  // namespace smdp
