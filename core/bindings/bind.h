@@ -13,6 +13,7 @@ void bind_arrival(nanobind::module_& m);
 void bind_sparse_sum(nanobind::module_& m);
 void bind_call_name(nanobind::module_& m);
 void bind_group(nanobind::module_& m);
+void bind_host_memory(nanobind::module_& m);
 void bind_limits(nanobind::module_& m);
 void bind_meeting(nanobind::module_& m);
 void bind_gradient_reducer(nanobind::module_& m);

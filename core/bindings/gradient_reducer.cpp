@@ -158,13 +158,14 @@ void bind_gradient_reducer(nb::module_& m) {
       .def("has_means", &GradientReducer::has_means, nb::arg("number"))
       .def(
           "gather",
-          [](GradientReducer& reducer, const std::vector<Pointer>& data) {
+          [](GradientReducer& reducer, const std::vector<Pointer>& data, bool is_once_per_host) {
             std::vector<void*> pointers;
             for (const Pointer one : data) pointers.push_back(reinterpret_cast<void*>(one));
-            return reducer.gather(pointers);
+            return reducer.gather(pointers, is_once_per_host);
           },
-          nb::arg("data"), nb::keep_alive<0, 1>(), Release(),
-          "Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks.")
+          nb::arg("data"), nb::arg("is_once_per_host") = false, nb::keep_alive<0, 1>(), Release(),
+          "Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks. "
+          "is_once_per_host: the ranks of a host have the same memory.")
       .def("abort", &GradientReducer::abort, nb::arg("reason"), Release())
       .def_prop_ro("group_name", &GradientReducer::group_name)
       .def(

@@ -12,6 +12,7 @@ NB_MODULE(_core_of_main, m) {
   smdp::bind_sparse_sum(m);
   smdp::bind_call_name(m);
   smdp::bind_group(m);
+  smdp::bind_host_memory(m);
   smdp::bind_limits(m);
   smdp::bind_meeting(m);
   smdp::bind_gradient_reducer(m);

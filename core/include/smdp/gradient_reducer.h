@@ -134,7 +134,10 @@ class SMDP_API GradientReducer {
   // Collective, between finish() and the next step. data: by buffer, memory of `count` elements in the buffer's layout,
   // of which each rank has what it owns, and all ranks get everything. It must live until wait() of the result. Nothing
   // travels before all means are there.
-  std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data);
+  // is_once_per_host, the same on all ranks: the ranks of a host pass the same memory, see host_memory.h. Nothing is
+  // copied inside a host then, and other hosts' parts are written once. A rank may write what it owns after
+  // HostMemory::await_host(), and may read a buffer again after wait() for it.
+  std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data, bool is_once_per_host = false);
 
   // Closes the reducer on all ranks, whatever it is doing. Once this returns, no gradient's memory is accessed any
   // more.

@@ -43,15 +43,21 @@ class Batch {
   };
 
   // The first `filled` items can be read at once. shards_span_hosts: a shard of an item that is not whole has one owner
-  // among all ranks; false: one on each host, who all have the same sum.
+  // among all ranks; false: one on each host, who all have the same sum. is_once_per_host: the items come from their
+  // owners, and the ranks of a host have them in the same memory.
   Batch(std::vector<Item> items, std::size_t filled, const cost::ExchangeSizes& sizes = {},
-        bool shards_span_hosts = true)
-      : items_(std::move(items)), sizes_(sizes), shards_span_hosts_(shards_span_hosts), filled_(filled) {}
+        bool shards_span_hosts = true, bool is_once_per_host = false)
+      : items_(std::move(items)),
+        sizes_(sizes),
+        shards_span_hosts_(shards_span_hosts),
+        is_once_per_host_(is_once_per_host),
+        filled_(filled) {}
 
   const std::vector<Item>& items() const { return items_; }
   // How the batch is cut between hosts.
   const cost::ExchangeSizes& sizes() const { return sizes_; }
   bool shards_span_hosts() const { return shards_span_hosts_; }
+  bool is_once_per_host() const { return is_once_per_host_; }
   bool is_filled(std::size_t item) const { return item < filled_.load(std::memory_order_acquire); }
   // Sets where an item is stored if that was not known before. Called before the item is filled.
   void place(std::size_t item, std::byte* data) { items_[item].in = items_[item].out = data; }
@@ -62,6 +68,7 @@ class Batch {
   std::vector<Item> items_;  // filled items do not change
   const cost::ExchangeSizes sizes_;
   const bool shards_span_hosts_;
+  const bool is_once_per_host_;
   std::atomic<std::size_t> filled_;
 };
 

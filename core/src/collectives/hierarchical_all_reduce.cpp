@@ -1,7 +1,8 @@
 // Tensors are cut into chunks, and a chunk into one slice per lane. Lane i belongs to local rank i of every host. Three
 // stages run at once, each on a different chunk: the sum inside the host (board lane 0), the exchange across hosts
 // (links), and the spreading inside the host (board lane 1). `out` holds the partial sums, so no stage needs its own
-// memory. An item that goes to its owners only leaves out the spreading, and one that comes from them the sum.
+// memory. An item that goes to its owners only leaves out the spreading, and one that comes from them the sum. Where
+// the ranks of a host have the items in the same memory, they only wait for each other instead of spreading them.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -155,7 +156,9 @@ Task spread_chunks(Pipeline& p) {
     // A rank without a lane exchanges nothing, but the place of its item is known only once the item is filled.
     co_await until(-1, [&p, k]() -> bool { return p.has_lane() ? p.exchanged[k] : p.summed > k; });
     const Batch::Item& item = p.item(k);
-    if (p.context.board.size() > 1 && item.part != Part::kToOwners) {
+    if (p.batch.is_once_per_host()) {
+      if (p.chunks[k].is_last) co_await local_barrier(p.context.board);
+    } else if (p.context.board.size() > 1 && item.part != Part::kToOwners) {
       std::vector<std::vector<Bytes>> contributions(p.context.board.size());
       const std::size_t element = size_of(item.reduction.dtype);
       for (std::size_t lane = 0; lane < p.lanes; ++lane) {

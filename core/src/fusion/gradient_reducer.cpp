@@ -43,7 +43,9 @@ void GradientReducer::read(std::size_t index, void* out) const { impl_->read(ind
 const std::vector<ShardedBuffer>& GradientReducer::sharded_buffers() const { return impl_->sharded_buffers(); }
 const void* GradientReducer::means(std::size_t number) const { return impl_->means(number); }
 bool GradientReducer::has_means(std::size_t number) const { return impl_->has_means(number); }
-std::unique_ptr<ParameterGather> GradientReducer::gather(const std::vector<void*>& data) { return impl_->gather(data); }
+std::unique_ptr<ParameterGather> GradientReducer::gather(const std::vector<void*>& data, bool is_once_per_host) {
+  return impl_->gather(data, is_once_per_host);
+}
 void GradientReducer::abort(const std::string& reason) { impl_->abort(reason); }
 bool GradientReducer::copy_kept(std::size_t index, std::size_t part, float* out) const {
   return impl_->copy_kept(index, part, out);

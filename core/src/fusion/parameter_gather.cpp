@@ -9,7 +9,8 @@
 namespace smdp {
 
 ParameterGather::Impl::Impl(Group& group, const std::vector<FusionBuffer>& buffers, std::vector<std::string> labels,
-                            const std::vector<void*>& data, const cost::ExchangeSizes& sizes, bool shards_span_hosts)
+                            const std::vector<void*>& data, const cost::ExchangeSizes& sizes, bool shards_span_hosts,
+                            bool is_once_per_host)
     : group_(group), labels_(std::move(labels)), is_ready_(buffers.size()) {
   if (data.size() != buffers.size()) {
     throw InvalidArgument("[smdp] gather() got memory for " + std::to_string(data.size()) + " buffers; there are " +
@@ -34,7 +35,7 @@ ParameterGather::Impl::Impl(Group& group, const std::vector<FusionBuffer>& buffe
                      Part::kFromOwners,
                      buffer.ends()});
   }
-  batch_ = std::make_shared<Batch>(std::move(items), 0, sizes, shards_span_hosts);
+  batch_ = std::make_shared<Batch>(std::move(items), 0, sizes, shards_span_hosts, is_once_per_host);
 }
 
 void ParameterGather::Impl::ready(std::size_t number) {

@@ -17,9 +17,9 @@ namespace smdp {
 class ParameterGather::Impl {
  public:
   // The group must outlive this object. buffers and labels: by number; data: memory laid out as the buffers, null only
-  // for a buffer without elements.
+  // for a buffer without elements. is_once_per_host: the ranks of a host have the same memory.
   Impl(Group& group, const std::vector<FusionBuffer>& buffers, std::vector<std::string> labels,
-       const std::vector<void*>& data, const cost::ExchangeSizes& sizes, bool shards_span_hosts);
+       const std::vector<void*>& data, const cost::ExchangeSizes& sizes, bool shards_span_hosts, bool is_once_per_host);
 
   void ready(std::size_t number);
   void wait(std::size_t number, const std::function<bool()>& interrupted);

@@ -21,7 +21,7 @@ bool GradientReducer::Impl::has_means(std::size_t number) const {
   return buffer.done && buffer.done->done() && !buffer.done->error();
 }
 
-std::unique_ptr<ParameterGather> GradientReducer::Impl::gather(const std::vector<void*>& data) {
+std::unique_ptr<ParameterGather> GradientReducer::Impl::gather(const std::vector<void*>& data, bool is_once_per_host) {
   check_sharded("gather()");
   {
     const Lock lock(mutex_);
@@ -31,7 +31,7 @@ std::unique_ptr<ParameterGather> GradientReducer::Impl::gather(const std::vector
   std::vector<std::string> labels;
   for (const FusionBuffer& buffer : buffers_) labels.push_back("parameters " + label_of(buffer, gradients_));
   return std::make_unique<ParameterGather>(std::make_unique<ParameterGather::Impl>(
-      *group_, buffers_, std::move(labels), data, plan_->exchange(), spans_hosts()));
+      *group_, buffers_, std::move(labels), data, plan_->exchange(), spans_hosts(), is_once_per_host));
 }
 
 void GradientReducer::Impl::check_not_sharded(const char* what) const {

@@ -73,7 +73,7 @@ class GradientReducer::Impl {
   const std::vector<ShardedBuffer>& sharded_buffers() const;
   const void* means(std::size_t number) const;
   bool has_means(std::size_t number) const;
-  std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data);
+  std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data, bool is_once_per_host);
 
  private:
   // Agrees with the other ranks on how gradients travel, and allocates memory for them.

@@ -1,0 +1,112 @@
+#include "smdp/host_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/failure.h"
+#include "rendezvous/memory_passing.h"
+#include "smdp/error.h"
+
+namespace smdp {
+namespace {
+
+constexpr char kShared[] = "parameters that the ranks of this host share";
+constexpr std::chrono::seconds kPassingTime{60};
+
+// What each rank reports to the others about one stage.
+struct Report {
+  std::uint64_t bytes = 0;
+  bool has_failed = false;
+  std::array<char, 1023> reason{};  // ends with a zero
+};
+
+template <class T>
+std::vector<T> gathered(Group& group, const T& own) {
+  std::vector<T> all(static_cast<std::size_t>(group.size()));
+  std::vector<Buffer> out;
+  for (T& one : all) out.push_back({&one, sizeof one});
+  group.all_gather({&own, sizeof own}, out, DType::kUint8);
+  return all;
+}
+
+// Does this rank's part of a stage, then compares with the other ranks, so that all of them fail or none.
+void do_together(Group& group, std::size_t bytes, const std::function<void()>& part) {
+  Report own;
+  own.bytes = bytes;
+  try {
+    part();
+  } catch (const std::exception& error) {
+    if (group.error()) std::rethrow_exception(group.error());
+    own.has_failed = true;
+    const std::string reason = without_tag(error.what());
+    std::copy_n(reason.data(), std::min(reason.size(), own.reason.size() - 1), own.reason.data());
+  }
+  const std::vector<Report> all = gathered(group, own);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string who =
+        "rank " + std::to_string(group.world_rank(static_cast<int>(rank))) + " (host " + group.host_names()[rank] + ")";
+    if (all[rank].bytes != all[0].bytes) {
+      throw MismatchError(group.tag() + ": " + who + " asks for " + std::to_string(all[rank].bytes) +
+                          " bytes of memory for each host, and rank " + std::to_string(group.world_rank(0)) + " for " +
+                          std::to_string(all[0].bytes) + ". All ranks must ask for the same.");
+    }
+    if (all[rank].has_failed) {
+      throw Error(group.tag() + ": " + who + " cannot share memory: " + all[rank].reason.data());
+    }
+  }
+}
+
+}  // namespace
+
+class HostMemory::Impl {
+ public:
+  Impl(Group& group, std::size_t bytes)
+      : local_(group.split(group.host_index(), group.rank(), "host memory")), bytes_(bytes) {
+    std::optional<MemoryPassing> passing;
+    do_together(group, bytes, [&] {
+      if (bytes != 0 && local_->rank() == 0) passing.emplace(bytes, kShared);
+    });
+    const MeetingPoint point = gathered(*local_, passing ? passing->point() : MeetingPoint{}).front();
+    do_together(group, bytes, [&] {
+      if (bytes == 0) return;
+      const Deadline deadline = std::chrono::steady_clock::now() + kPassingTime;
+      const Interrupted interrupted = [this] { return local_->error() != nullptr; };
+      if (!passing) {
+        memory_ = receive_memory(point, bytes, kShared, deadline, interrupted);
+        return;
+      }
+      memory_ = passing->memory();
+      if (local_->size() > 1) passing->pass(static_cast<std::size_t>(local_->size() - 1), deadline, interrupted);
+    });
+  }
+
+  std::byte* data() const { return memory_.get(); }
+  std::size_t size() const { return bytes_; }
+
+  void await_host(const std::function<bool()>& interrupted) {
+    Call call;
+    call.interrupted = interrupted;
+    call.label = [] { return std::string(kShared); };
+    local_->barrier(call);
+  }
+
+ private:
+  const std::unique_ptr<Group> local_;  // the ranks of this host
+  const std::size_t bytes_;
+  SharedBytes memory_;  // null if there are no bytes
+};
+
+HostMemory::HostMemory(Group& group, std::size_t bytes) : impl_(std::make_unique<Impl>(group, bytes)) {}
+HostMemory::~HostMemory() = default;
+std::byte* HostMemory::data() const { return impl_->data(); }
+std::size_t HostMemory::size() const { return impl_->size(); }
+void HostMemory::await_host(const std::function<bool()>& interrupted) { impl_->await_host(interrupted); }
+
+}  // namespace smdp
