@@ -172,6 +172,20 @@ def end() -> None:
 
 def shutdown_all(reason: str = '') -> None: ...
 
+class HostMemory:
+    """Memory that exists once per host. Making it is collective."""
+
+    def __init__(self, group: Group, bytes: int) -> None: ...
+
+    @property
+    def data(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def await_host(self) -> None:
+        """Blocks until all ranks of this host have called it."""
+
 def raise_open_files_limit() -> None:
     """
     Raises the soft limit of open files to the hard limit, at most to 65536.
@@ -274,9 +288,9 @@ class GradientReducer:
 
     def has_means(self, number: int) -> bool: ...
 
-    def gather(self, data: Sequence[int]) -> ParameterGather:
+    def gather(self, data: Sequence[int], is_once_per_host: bool = False) -> ParameterGather:
         """
-        Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks.
+        Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks. is_once_per_host: the ranks of a host have the same memory.
         """
 
     def abort(self, reason: str) -> None: ...

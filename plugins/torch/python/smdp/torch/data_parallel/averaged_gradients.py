@@ -74,8 +74,13 @@ class ShardedReducer(Protocol):
     def abort(self, reason: str) -> None:
         """Ends the operations of all ranks with this reason."""
 
-    def gather(self, data: Sequence[int]) -> ParameterGather:
-        """Begins to send what each rank owns of `data`, by buffer the address of its memory."""
+    def gather(self, data: Sequence[int], is_once_per_host: bool = False) -> ParameterGather:
+        """Begins to send what each rank owns of `data`, by buffer the address of its memory.
+
+        Args:
+            data: The addresses.
+            is_once_per_host: Whether the ranks of a host have the same memory.
+        """
 
 
 class AveragedGradients(Protocol):

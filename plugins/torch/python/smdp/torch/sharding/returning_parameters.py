@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from smdp.torch.data_parallel.averaged_gradients import ParameterGather
 from smdp.torch.process_group.profiling import ranged
 from smdp.torch.sharding.shard_layout import ShardLayout
+from smdp.torch.sharding.write_watch import WriteWatch
 
 
 class ReturningParameters:
@@ -19,15 +20,23 @@ class ReturningParameters:
         layout: The fusion buffers.
         parameters: The parameters, by index.
         updated: The indices of those that the optimizer updates, at any time.
+        watch: Is told which parameters a step has changed.
 
     Attributes:
         pending: The indices of the parameters that have not arrived.
     """
 
-    def __init__(self, layout: ShardLayout, parameters: Sequence[Parameter], updated: Container[int]) -> None:
+    def __init__(
+        self,
+        layout: ShardLayout,
+        parameters: Sequence[Parameter],
+        updated: Container[int],
+        watch: WriteWatch | None,
+    ) -> None:
         self._layout = layout
         self._parameters = parameters
         self._updated = updated
+        self._watch = watch
         self._gather: ParameterGather | None = None
         self.pending: set[int] = set()
 
@@ -49,6 +58,8 @@ class ReturningParameters:
                 # A graph that was recorded before must not be used any more.
                 changed = [self._parameters[index] for index in members if index in self._updated]
                 torch.autograd.graph.increment_version(changed)
+                if self._watch is not None:
+                    self._watch.accept(members)
             if not self.pending:
                 self._gather.wait()
                 self._gather = None

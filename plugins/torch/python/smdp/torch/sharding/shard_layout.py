@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,16 @@ class _Form(NamedTuple):
     strides: list[int]  # of the dimensions that have more than one element
 
 
+class CommonMemory(Protocol):
+    """Memory that the ranks of a host have in common."""
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Returns the next part of the memory, as a one-dimensional tensor."""
+
+    def await_host(self) -> None:
+        """Waits until all ranks of this host have called it."""
+
+
 class ShardLayout:
     """The fusion buffers of a sharded reducer, seen from the parameters.
 
@@ -47,6 +57,8 @@ class ShardLayout:
         parameters: The parameters, by index. Each is dense; see `is_dense()`.
         names: Their names, for messages.
         whole: The indices of the parameters that the reducer does not cut.
+        common: Memory that the ranks of a host have in common, into which all parameters move. None: each
+            rank has its own.
 
     Attributes:
         pieces: The pieces of each parameter that this rank owns, by index.
@@ -59,9 +71,11 @@ class ShardLayout:
         parameters: Sequence[Parameter],
         names: Sequence[str],
         whole: Collection[int] = (),
+        common: CommonMemory | None = None,
     ) -> None:
         self.whole = frozenset(whole)
         self._reducer = reducer
+        self._common = common
         self._parameters = parameters
         self._names = names
         self._buffers = reducer.sharded_buffers
@@ -153,42 +167,58 @@ class ShardLayout:
         return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
 
     def gather(self) -> ParameterGather:
-        """Starts sending the pieces of all ranks to all ranks, buffer by buffer. Collective."""
-        return self._reducer.gather([flat.data_ptr() for flat in self._flat])
+        """Starts sending the pieces of all ranks to all ranks, buffer by buffer. Collective.
+
+        Pieces may be updated from now on. In common memory, this waits until no other rank uses them.
+        """
+        if self._common is not None:
+            self._common.await_host()
+            for index in range(len(self._parameters)):
+                self._bring_back(index, self.pieces[index])  # the ranks that update them bring the others
+        return self._reducer.gather([flat.data_ptr() for flat in self._flat], self._common is not None)
 
     def bring_back(self) -> None:
         """Moves parameters whose memory was replaced back to where they are updated and sent.
+
+        In common memory, `gather()` does this.
 
         Raises:
             RuntimeError: A parameter has another dtype, shape, device or memory order than before.
         """
         for index, parameter in enumerate(self._parameters):
-            number, offset = self._place[index]
-            flat = self._flat[number]
             if (found := _form(parameter)) != self._forms[index] or not parameter.is_cpu:
                 raise RuntimeError(
                     f"[smdp] parameter {self._names[index]!r} was {_described(self._forms[index])} on the CPU"
                     f" when a ShardedOptimizer distributed it, and is now {_described(found)} on"
                     f" {parameter.device}. Convert the model before wrapping it and its optimizer."
                 )
-            if parameter.numel() and parameter.data_ptr() != flat.data_ptr() + offset * flat.element_size():
-                self._bind(parameter, number, offset)
+            if self._common is None:
+                self._bring_back(index, [Piece(0, parameter.numel())])
+
+    def _bring_back(self, index: int, pieces: Sequence[Piece]) -> None:
+        parameter, (number, offset) = self._parameters[index], self._place[index]
+        flat = self._flat[number]
+        if parameter.numel() and parameter.data_ptr() != flat.data_ptr() + offset * flat.element_size():
+            self._bind(parameter, number, offset, pieces)
 
     def _flattened(self, number: int) -> Tensor:
         """Moves the parameters of a buffer into flat memory, and returns it."""
         buffer = self._buffers[number]
         members = [(self._parameters[index], offset) for index, offset, _ in buffer.members]
-        if buffer.is_alone:
+        if self._common is not None:
+            flat = self._common.take(buffer.count, members[0][0].dtype)
+        elif buffer.is_alone:
             return flattened(members[0][0].data)
-        flat = torch.zeros(buffer.count, dtype=members[0][0].dtype)
+        else:
+            flat = torch.zeros(buffer.count, dtype=members[0][0].dtype)
         self._memory[number] = memoryview(flat.view(torch.uint8).numpy())
         for parameter, offset in members:
             if parameter.numel():
-                self._bind(parameter, number, offset)
+                self._bind(parameter, number, offset, [Piece(0, parameter.numel())])
         return flat
 
-    def _bind(self, parameter: Parameter, number: int, offset: int) -> None:
-        """Copies a parameter into its place in flat memory, and makes it use this memory."""
+    def _bind(self, parameter: Parameter, number: int, offset: int, pieces: Sequence[Piece]) -> None:
+        """Copies pieces of a parameter into its place in flat memory, and makes it use this memory."""
         if number in self._memory:
             # Each parameter gets its own storage, so that it can be saved and copied by itself.
             size = parameter.element_size()
@@ -197,7 +227,9 @@ class ShardLayout:
         else:
             own = self._flat[number]
         moved = own.as_strided(parameter.shape, parameter.stride(), own.storage_offset())
-        moved.copy_(parameter.detach())
+        before, after = flattened(parameter.detach()), flattened(moved)
+        for piece in pieces:
+            after[piece.begin : piece.end] = before[piece.begin : piece.end]
         parameter.data = moved
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, 
 from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
+from smdp.torch.sharding.host_parameters import HostParameters, check_same_choice, tell_unusable
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.returning_parameters import ReturningParameters
@@ -28,6 +30,7 @@ from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
 from smdp.torch.sharding.whole_tensors import ways_to_shard
+from smdp.torch.sharding.write_watch import WriteWatch
 
 _SCOPES = ("world", "host", "auto")
 _WORDS = Words(
@@ -64,6 +67,8 @@ class ShardedOptimizer(OptimizerLink):
             forward, those of the front layers first, and by `state_dict()` of the model. Call `settle()`
             before anything else reads parameters between `step()` and the next forward. The parameters of
             each element of the model's ModuleLists and Sequentials may be used only in its own forward.
+        share_parameters: Whether the ranks of a host keep one copy of the parameters, in shared memory.
+            Writing to them outside of `step()` changes those of all ranks.
 
     Attributes:
         layout: Which pieces of the parameters this rank owns.
@@ -86,6 +91,7 @@ class ShardedOptimizer(OptimizerLink):
         model: AveragingModel,
         scope: str = "world",
         *,
+        share_parameters: bool = False,
         overlap_forward: bool = False,
     ) -> None:
         _check_arguments(optimizer, model, scope)
@@ -108,6 +114,11 @@ class ShardedOptimizer(OptimizerLink):
         # Parameters of groups that are added later are treated as the others are.
         uncut = hooks.parameters if ways.is_whole else ways.whole
         whole = {self._index[id(one)] for one in uncut}
+        names = [one.name for one in hooks.registered]
+        check_same_choice(model.process_group, share_parameters)
+        self._common = None
+        if share_parameters:
+            self._common = HostParameters(model.process_group, hooks.parameters, names)
         unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
         group = model.process_group
         if scope == "auto":
@@ -118,13 +129,15 @@ class ShardedOptimizer(OptimizerLink):
         self._means = MeansUnderWay(reducer, hooks if isinstance(hooks, GradientHooks) else None)
         owners = ShardOwners(group, scope, self._means, len(hooks.parameters))
         self._owners = owners
-        names = [one.name for one in hooks.registered]
-        self.layout = ShardLayout(reducer, hooks.parameters, names, whole)
+        self.layout = ShardLayout(reducer, hooks.parameters, names, whole, self._common)
+        self._watch = None
+        if self._common is not None:
+            self._watch = WriteWatch(model.module, hooks.parameters, names, self._common.await_host)
         self._state = ShardedState(optimizer, self.layout, owners, self._index)
         for one in given:
             self._state.add(one, ways.keys)
         self._whole: dict[int, Any] | None = None
-        self._returning = ReturningParameters(self.layout, hooks.parameters, self._state.pieces)
+        self._returning = ReturningParameters(self.layout, hooks.parameters, self._state.pieces, self._watch)
         self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means)
         self._waits: ForwardWaits | None = None
         if overlap_forward:
@@ -147,13 +160,16 @@ class ShardedOptimizer(OptimizerLink):
     def __del__(self) -> None:
         """Ends what is under way, which uses memory that this object holds."""
         returning = self.__dict__.get("_returning")
-        if returning is None or (self._means.is_over and not returning.pending):
+        if returning is None:
             return
         with contextlib.suppress(Exception):
-            if completion.is_current_thread():  # waiting here could block the thread that ends it
-                self._reducer.abort("a ShardedOptimizer was collected in the middle of a step")
-            else:
-                self.end()
+            if not self._means.is_over or returning.pending:
+                if completion.is_current_thread():  # waiting here could block the thread that ends it
+                    self._reducer.abort("a ShardedOptimizer was collected in the middle of a step")
+                else:
+                    self.end()
+            if self._common is not None and not sys.is_finalizing():
+                self._common.leave(self._hooks.parameters)
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -214,6 +230,8 @@ class ShardedOptimizer(OptimizerLink):
                 loss = closure()
         with torch.no_grad(), self._told():
             self._settle_parameters()
+            if self._watch is not None:
+                self._watch.check()
             self.layout.bring_back()
             self._whole = None
             self._returning.expect(self._update.run())
@@ -317,6 +335,8 @@ class ShardedOptimizer(OptimizerLink):
         except BaseException as error:
             reason = str(error).removeprefix("[smdp] ") or type(error).__name__
             self._reducer.abort(f"step() of a ShardedOptimizer failed: {reason}")
+            if self._common is not None:
+                tell_unusable(error)
             raise
 
     def _check_known(self, parameters: Iterable[Parameter]) -> None:

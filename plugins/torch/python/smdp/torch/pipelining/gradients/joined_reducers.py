@@ -76,13 +76,18 @@ class JoinedReducers:
         for reducer in self._reducers:
             reducer.abort(reason)
 
-    def gather(self, data: Sequence[int]) -> JoinedGather:
-        """Begins to send what each rank owns of `data`, by buffer the address of its memory. Collective."""
+    def gather(self, data: Sequence[int], is_once_per_host: bool = False) -> JoinedGather:
+        """Begins to send what each rank owns of `data`, by buffer the address of its memory. Collective.
+
+        Args:
+            data: The addresses.
+            is_once_per_host: Whether the ranks of a host have the same memory.
+        """
         gathers: list[_core.ParameterGather] = []
         first = 0
         for reducer in self._reducers:
             count = len(reducer.sharded_buffers)
-            gathers.append(reducer.gather(data[first : first + count]))
+            gathers.append(reducer.gather(data[first : first + count], is_once_per_host))
             first += count
         of_reducer = dict(zip(map(id, self._reducers), gathers, strict=True))
         return JoinedGather(gathers, [(of_reducer[id(reducer)], inner) for reducer, inner in self._place])
