@@ -14,8 +14,8 @@ from smdp.torch.forward_waits.inert_hook import InertHook
 class WriteWatch:
     """Warns once if a script has changed parameters that other ranks of the host use as well.
 
-    It does not warn about `load_state_dict()` of the model, which all ranks call with the same values. Loading
-    waits until the other ranks do not use the old values any more.
+    It does not warn about `load_state_dict()` of the model, which all ranks call with the same values. That
+    call waits until the other ranks do not use the old values any more.
 
     Args:
         module: The model.
