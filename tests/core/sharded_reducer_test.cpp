@@ -208,8 +208,11 @@ TEST_P(ShardedReducer, WholeGradientsHaveOneOwnerAndAreBalanced) {
 
 // What a lossy type keeps back comes later, also where owners do not send the sum on.
 TEST_P(ShardedReducer, CompressionLosesNothingInTheEnd) {
-  for (const Compression compression : {Compression::kBfloat16, Compression::kInt8, Compression::kTopK}) {
-    run(std::get<0>(GetParam()), [compression](Group& group) {
+  // The largest error of a mean over all steps; that of one step of int8 is ten times as large.
+  constexpr std::pair<Compression, float> kCases[] = {
+      {Compression::kBfloat16, 0.01F}, {Compression::kInt8, 0.002F}, {Compression::kTopK, 0.2F}};
+  for (const auto& [compression, most] : kCases) {
+    run(std::get<0>(GetParam()), [compression = compression, most = most](Group& group) {
       const auto gradients = model();
       GradientReducer reducer(group, gradients, options(compression));
       Values sums;
@@ -232,7 +235,7 @@ TEST_P(ShardedReducer, CompressionLosesNothingInTheEnd) {
       }
       for_each_owned(reducer, [&](std::size_t, std::size_t, std::size_t gradient, std::size_t element) {
         const float expected = mean[gradient][element] / static_cast<float>(group.size());
-        ASSERT_NEAR(sums[gradient][element], expected, 0.2) << name_of(compression) << " " << gradient;
+        ASSERT_NEAR(sums[gradient][element], expected, most) << name_of(compression) << " " << gradient;
       });
     });
   }
