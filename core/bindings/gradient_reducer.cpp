@@ -157,6 +157,11 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("number"), "Returns the address of a buffer's means, valid until the next step.")
       .def("has_means", &GradientReducer::has_means, nb::arg("number"))
       .def(
+          "await_means",
+          [](GradientReducer& reducer, std::size_t number) { return reducer.await_means(number, is_interrupted); },
+          nb::arg("number"), Release(),
+          "Waits for a buffer in the middle of a step. Returns False if it is not on its way yet.")
+      .def(
           "gather",
           [](GradientReducer& reducer, const std::vector<Pointer>& data, bool is_once_per_host) {
             std::vector<void*> pointers;

@@ -120,6 +120,30 @@ TEST_P(ShardedReducer, OwnersHaveTheBitsOfTheMean) {
       direct());
 }
 
+TEST_P(ShardedReducer, MeansCanBeAwaitedInTheMiddleOfAStep) {
+  run(std::get<0>(GetParam()), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, options());
+    const std::vector<ShardedBuffer>& buffers = reducer.sharded_buffers();
+    for (int number = 0; number < 2; ++number) {
+      Values values = gradients_of(gradients, group.rank(), number);
+      EXPECT_FALSE(reducer.await_means(0));
+      for (std::size_t index = values.size(); index-- > 1;) {
+        float empty = 0;
+        reducer.ready(index, values[index].empty() ? &empty : values[index].data());
+      }
+      std::size_t sent = 0;
+      while (sent < buffers.size() && reducer.await_means(sent)) ++sent;
+      EXPECT_EQ(sent + 1, buffers.size());  // the last one lacks the gradient 0
+      for (std::size_t buffer = 0; buffer < sent; ++buffer) EXPECT_TRUE(reducer.has_means(buffer));
+      reducer.ready(0, values[0].data());
+      EXPECT_TRUE(reducer.await_means(sent));
+      reducer.finish();
+      reducer.wait();
+    }
+  });
+}
+
 TEST_P(ShardedReducer, ParametersComeBackFromTheirOwners) {
   run(std::get<0>(GetParam()), [](Group& group) {
     const auto gradients = model();

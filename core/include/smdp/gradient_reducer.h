@@ -131,6 +131,9 @@ class SMDP_API GradientReducer {
   // Returns, after finish(), whether this rank has the means that it owns of a buffer. They may be read then, before
   // wait() has ended the step.
   bool has_means(std::size_t number) const;
+  // Waits, in the middle of a step, until this rank has the means that it owns of a buffer. A gradient that is alone in
+  // it may be freed then. Returns false at once if the buffer is not on its way yet.
+  bool await_means(std::size_t number, const std::function<bool()>& interrupted = {});
   // Collective, between finish() and the next step. data: by buffer, memory of `count` elements in the buffer's layout,
   // of which each rank has what it owns, and all ranks get everything. It must live until wait() of the result. Nothing
   // travels before all means are there.

@@ -288,6 +288,11 @@ class GradientReducer:
 
     def has_means(self, number: int) -> bool: ...
 
+    def await_means(self, number: int) -> bool:
+        """
+        Waits for a buffer in the middle of a step. Returns False if it is not on its way yet.
+        """
+
     def gather(self, data: Sequence[int], is_once_per_host: bool = False) -> ParameterGather:
         """
         Begins to send what each rank owns of `data`, by buffer the address of its memory, to all ranks. is_once_per_host: the ranks of a host have the same memory.

@@ -43,6 +43,9 @@ void GradientReducer::read(std::size_t index, void* out) const { impl_->read(ind
 const std::vector<ShardedBuffer>& GradientReducer::sharded_buffers() const { return impl_->sharded_buffers(); }
 const void* GradientReducer::means(std::size_t number) const { return impl_->means(number); }
 bool GradientReducer::has_means(std::size_t number) const { return impl_->has_means(number); }
+bool GradientReducer::await_means(std::size_t number, const std::function<bool()>& interrupted) {
+  return impl_->await_means(number, interrupted);
+}
 std::unique_ptr<ParameterGather> GradientReducer::gather(const std::vector<void*>& data, bool is_once_per_host) {
   return impl_->gather(data, is_once_per_host);
 }

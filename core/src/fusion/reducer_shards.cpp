@@ -21,6 +21,16 @@ bool GradientReducer::Impl::has_means(std::size_t number) const {
   return buffer.done && buffer.done->done() && !buffer.done->error();
 }
 
+bool GradientReducer::Impl::await_means(std::size_t number, const std::function<bool()>& interrupted) {
+  const FusionBuffer& buffer = sharded_buffer("await_means()", number);
+  {
+    const Lock lock(mutex_);
+    if (!is_in_step_ || !batch_->is_sent(number)) return false;
+  }
+  settle(*buffer.done, interrupted);
+  return true;
+}
+
 std::unique_ptr<ParameterGather> GradientReducer::Impl::gather(const std::vector<void*>& data, bool is_once_per_host) {
   check_sharded("gather()");
   {

@@ -73,6 +73,7 @@ class GradientReducer::Impl {
   const std::vector<ShardedBuffer>& sharded_buffers() const;
   const void* means(std::size_t number) const;
   bool has_means(std::size_t number) const;
+  bool await_means(std::size_t number, const std::function<bool()>& interrupted);
   std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data, bool is_once_per_host);
 
  private:

@@ -1,6 +1,7 @@
 // The single operation of a step: every fusion buffer as soon as it is filled, then the step's notes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -35,6 +36,11 @@ class StepBatch {
 
   // Returns the operation's handle; null before something is sent.
   const Group::Handle& handle() const { return handle_; }
+  // Returns whether a buffer is on its way.
+  bool is_sent(std::size_t buffer) const {
+    const auto end = sequence_.begin() + static_cast<std::ptrdiff_t>(next_);
+    return std::find(sequence_.begin(), end, buffer) != end;
+  }
   // Returns how many buffers, in the order of sending, have their sums.
   std::uint32_t buffers_over() const;
 

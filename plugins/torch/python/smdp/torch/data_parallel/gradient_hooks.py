@@ -49,16 +49,14 @@ class GradientHooks:
         compression: "none", "fp16", "bf16", "int8" or "topk".
         bucket_cap_mb: The largest size of a fusion buffer in MiB.
         topk_ratio: The fraction of the gradient that "topk" sends.
-        topk_momentum: The momentum that "topk" applies, and the plain momentum of gradients that are sent
-            in full.
+        topk_momentum: The momentum of "topk", and the plain momentum of gradients that are sent in full.
         factor: Multiplies gradients before the sum; 0 computes the mean.
         ended: Called at the end of every backward that was armed or produced gradients.
         looked_for: Called before the first step ends, and before each step in which a parameter has no
             gradient on this rank. It may raise to refuse the step.
         is_static: Whether gradients may come several times in a backward, the same ones in every backward.
         sparse: Indices of the parameters whose gradients may be sparse, the same on all ranks. With None,
-            these are the gradients that are sparse on some rank in the first step; all others are made
-            dense.
+            these are the ones that are sparse on some rank in the first step; others are made dense.
 
     Attributes:
         compression: The format in which gradients travel between hosts.
@@ -71,6 +69,7 @@ class GradientHooks:
         deferral: The object that waits for the means in place of the end of backward, initially None.
         shards: The object that owns pieces of the means, initially None: every rank has all means.
         which: Tells users which parameters these are.
+        lent: Gradients of this backward that the core uses, by index. `freed`: those it does not need.
         scope: "world" or "host" once the means are owned in shards, initially "none".
     """
 
@@ -103,6 +102,7 @@ class GradientHooks:
         self._has_come: set[int] = set()  # gradients handed to the reducer in this backward
         self._touched: set[int] = set()  # gradients that a backward has added to since the last step
         self._left: set[int] = set()  # gradients handed over in this step that no backward has added to
+        self.freed: set[int] = set()
         self._backward = _NONE  # autograd's id of the backward under way, until finish()
         self._root: Node | None = None  # the node at which it passed the model's output
         is_coding = compression == "topk" and len(group.hosts) > 1
@@ -131,9 +131,8 @@ class GradientHooks:
             check_rows_have_no_momentum(topk_momentum)
         self.reducer = self._make_reducer(described(self.registered, self.parameters, known))
         self.sparse = SparseGradients(known, self.parameters)
-        # Keeps the memory that the core reads and writes alive until the step ends, even if `.grad` is
-        # replaced. Assigned after the reducer, which ends its operations before this memory is freed.
-        self._lent: dict[int, Tensor] = {}
+        # Assigned after the reducer, which ends its operations before this memory is freed.
+        self.lent: dict[int, Tensor] = {}
         self._hooks = ParameterHooks(self.parameters, partial(_taking, weakref.ref(self)))
 
     def shard(self, scope: str, whole: Collection[int]) -> _core.GradientReducer:
@@ -248,6 +247,8 @@ class GradientHooks:
         if parameter.grad is not None and self.is_last(index) and not self._may_come_again(index):
             try:
                 self.hand_over(index, parameter)
+                if self.shards is not None:
+                    self.shards.handed_over(index)
             except RuntimeError:
                 if not self._has_come:  # nothing was sent
                     self._forget()
@@ -296,6 +297,7 @@ class GradientHooks:
         self._is_added.clear()
         self._has_come.clear()
         self._left.clear()
+        self.freed.clear()
         self.repeated.forget()
         self.sparse.forget()
 
@@ -331,7 +333,7 @@ class GradientHooks:
             # If no rank has used the parameter, its gradient must stay as it is. Other models that average
             # it need this rank's own values.
             grad = grad.clone()
-        self._lent[index] = grad
+        self.lent[index] = grad
         self.reducer.ready(index, grad.data_ptr(), is_used=is_used)
 
     def _send(self) -> None:
@@ -388,12 +390,12 @@ class GradientHooks:
         Returns:
             The mean, or None if no rank had a gradient.
         """
-        lent = self._lent.pop(index, None)
+        lent = self.lent.pop(index, None)
         if self.shards is None and index in self._left and not self.reducer.is_used(index):
             return grad
         if self.shards is not None:
             # With a gradient on this rank the answer is known, even before the reducer's step has ended.
-            if grad is None and not self.reducer.is_used(index):
+            if grad is None and index not in self.freed and not self.reducer.is_used(index):
                 return None
             mean = self.shards.mean(index, lent)
             return mean if self.scale == 1.0 else mean.mul_(self.scale)

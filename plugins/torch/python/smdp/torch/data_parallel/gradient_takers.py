@@ -28,6 +28,9 @@ class Shards(Protocol):
             lent: The tensor that this rank handed over, or None.
         """
 
+    def handed_over(self, index: int) -> None:
+        """Is called in backward when this rank has handed over a gradient."""
+
     def contribution(self, grad: Tensor) -> Tensor:
         """Returns what this rank adds to the next mean, given a parameter's gradient."""
 

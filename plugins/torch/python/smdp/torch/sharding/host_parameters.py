@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import zlib
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,7 @@ class HostParameters:
         needed = sum(_aligned(each.nbytes) + 2 * _ALIGNMENT for each in parameters)
         self._memory = _core.HostMemory(group.core, needed)
         self._taken = 0
+        self._trims_left = 3
 
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
         """Returns the next part of the memory, as a one-dimensional tensor. All ranks take the same parts."""
@@ -60,6 +62,16 @@ class HostParameters:
     def await_host(self) -> None:
         """Waits until all ranks of this host have called it."""
         self._memory.await_host()
+
+    def trim(self) -> None:
+        """Returns memory that this rank has freed to the system, at first and after the first two steps.
+
+        Before that, it had private parameters and all gradients, whose memory the C library would keep.
+        """
+        if self._trims_left:
+            self._trims_left -= 1
+            with contextlib.suppress(AttributeError):  # only glibc has it
+                ctypes.CDLL(None).malloc_trim(0)
 
     def leave(self, parameters: Iterable[Parameter]) -> None:
         """Gives these parameters private memory, so that other optimizers do not write to that of all."""

@@ -44,7 +44,8 @@ class MeansUnderWay:
         parameters = self._hooks.parameters
         # Whether another rank has used a parameter is known only when all means have arrived. Compression
         # that keeps errors ends the step with a collective, which must come before those of the update.
-        if self._hooks.compression in _KEEPING or any(one.grad is None for one in parameters):
+        missing = {index for index, one in enumerate(parameters) if one.grad is None} - self._hooks.freed
+        if self._hooks.compression in _KEEPING or missing:
             self.end()
         with torch.no_grad():
             for index, parameter in enumerate(parameters):

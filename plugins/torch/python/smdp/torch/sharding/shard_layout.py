@@ -107,6 +107,10 @@ class ShardLayout:
         """Returns the number of the fusion buffer of a parameter."""
         return self._place[index][0]
 
+    def is_alone(self, index: int) -> bool:
+        """Returns whether a gradient is summed in its own memory."""
+        return self._buffers[self._place[index][0]].is_alone
+
     def views(self, index: int) -> list[Tensor]:
         """Returns views of this rank's pieces of a parameter, one-dimensional if it is cut."""
         number, offset = self._place[index]

@@ -19,6 +19,7 @@ from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, 
 from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
+from smdp.torch.sharding.early_means import EarlyMeans
 from smdp.torch.sharding.host_parameters import HostParameters, check_same_choice, tell_unusable
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
@@ -133,6 +134,10 @@ class ShardedOptimizer(OptimizerLink):
         self._watch = None
         if self._common is not None:
             self._watch = WriteWatch(model.module, hooks.parameters, names, self._common.await_host)
+            self._common.trim()
+        self._early = None
+        if share_parameters and isinstance(hooks, GradientHooks):
+            self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
         self._state = ShardedState(optimizer, self.layout, owners, self._index)
         for one in given:
             self._state.add(one, ways.keys)
@@ -197,9 +202,15 @@ class ShardedOptimizer(OptimizerLink):
         """Returns the mean of a gradient, of which this rank has its pieces."""
         if lent is not None:
             self._means.lend(lent)
-        pieces = self.layout.means(index, lent)
+        early = None if self._early is None else self._early.take(index)
+        pieces = self.layout.means(index, lent) if early is None else early
         parameter = self._hooks.parameters[index]
         return ShardedGradient(parameter, index, self.layout.pieces[index], pieces, self._owners)
+
+    def handed_over(self, index: int) -> None:
+        """Frees gradients that are summed already, where parameters are shared."""
+        if self._early is not None:
+            self._early.handed_over(index)
 
     def contribution(self, grad: Tensor) -> Tensor:
         """Returns what this rank adds to the next mean, given a parameter's gradient."""
@@ -237,6 +248,8 @@ class ShardedOptimizer(OptimizerLink):
             self._returning.expect(self._update.run())
             if self._waits is None:
                 self._returning.receive_all()
+        if self._common is not None:
+            self._common.trim()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
