@@ -158,13 +158,13 @@ ROOMS: dict[str, set[str]] = {
     "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "mesh"},
     # SMP's API.
     "model_parallel.job": {"pipelining.transfers", "mesh"},
-    "model_parallel.checkpoints": {"model_parallel.job", "checkpoints", "mesh"},
     "model_parallel.modules": _BELOW_ENGINE
     | {"model_parallel.job", "pipelining.engine", "pipelining.pipelined", "pipelining.state_dicts"}
     | {"data_parallel", "initialization", "mesh"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
-    | {"precision", "mesh", "optimizers"},
+    | {"precision", "sharding", "mesh", "optimizers"},
+    "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"},
 }
 MAY_IMPORT |= {
     f"smdp.torch.{room}": {"smdp", "torch"} | {f"smdp.torch.{other}" for other in others}

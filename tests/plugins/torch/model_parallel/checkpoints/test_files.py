@@ -44,8 +44,9 @@ def check_files() -> None:
     buffer.seek(0)
     assert load(buffer, None, pickle, None, False) == [1]
 
-    with pytest.raises(ValueError, match=r"smp.save\(v3=True\) uses the file names of sharded"):
-        save({}, folder / "optimizer.pt", v3=True)
+    save({"part": rank()}, folder / "v3.pt", v3=True)
+    assert (folder / f"v3.pt_{rank()}_0_0").is_file()
+    assert load(folder / "v3.pt") == {"part": rank()}
     with pytest.raises(ValueError, match="needs a path"):
         save({}, io.BytesIO())
     with pytest.raises(FileNotFoundError, match=r"\[smdp\] .*there is no folder"):

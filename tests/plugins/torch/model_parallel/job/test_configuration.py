@@ -140,7 +140,14 @@ def test_undocumented_keys_are_ignored_in_one_line(caplog: pytest.LogCaptureFixt
         ({"fp16": True}, "fp16 = True needs fp16 training"),
         ({"fp16_params": True}, "fp16_params = True needs"),
         ({"bf16": True}, "bf16 = True needs"),
-        ({"shard_optimizer_state": True}, "shard_optimizer_state = True needs sharded optimizer state"),
+        (
+            {"shard_optimizer_state": True},
+            "shards over replicas, so `ddp` must be set as well. Got ddp = False",
+        ),
+        (
+            {"shard_optimizer_state": True, "ddp": True, "sharded_data_parallel_degree": 2},
+            "sharded_data_parallel_degree = 2 exclude each other",
+        ),
         ({"schedule": "1f1B"}, "did you mean '1f1b'?"),
         (
             {"schedule": "zb_v", "virtual_stages": 3},

@@ -25,7 +25,7 @@ from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.returning_parameters import ReturningParameters
 from smdp.torch.sharding.scope_choice import check_host_scope, choose, demand_of
-from smdp.torch.sharding.shard_layout import ShardLayout, is_dense
+from smdp.torch.sharding.shard_layout import Piece, ShardLayout, is_dense
 from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
@@ -108,7 +108,7 @@ class ShardedOptimizer(OptimizerLink):
         self._hooks = hooks
         self._names = {id(one): name for name, one in model.module.named_parameters()}
         self._index = {id(one): index for index, one in enumerate(hooks.parameters)}
-        if not given and hooks.parameters:
+        if not given and isinstance(hooks, GradientHooks):  # other stages of a pipeline may have some
             raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
         self._check_known(given)
         ways = ways_to_shard(optimizer, optimizer.param_groups)
@@ -197,6 +197,21 @@ class ShardedOptimizer(OptimizerLink):
         """Waits until nothing is under way, without a look at earlier errors."""
         self._means.end()
         self._returning.receive_all()
+
+    def owned(self) -> dict[str, list[tuple[Piece, Parameter]]]:
+        """Returns this rank's pieces of the optimizer's parameters by name, and where they are.
+
+        The pieces are views of the parameters, and the keys of `state`.
+        """
+        return {
+            self._hooks.registered[index].name: list(zip(self.layout.pieces[index], pieces, strict=True))
+            for index, pieces in self._state.pieces.items()
+        }
+
+    @property
+    def keys_per_parameter(self) -> frozenset[Any]:
+        """The keys of the state that are not cut into pieces."""
+        return self._state.keys.per_parameter
 
     def mean(self, index: int, lent: Tensor | None) -> Tensor:
         """Returns the mean of a gradient, of which this rank has its pieces."""

@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +17,10 @@ from typing import IO, Any, TypeAlias
 import torch
 
 from smdp._shown import shown
-from smdp.torch.model_parallel.job.ranks import mp_rank, pp_rank, pp_size, tp_rank, tp_size
+from smdp.torch.model_parallel.job.ranks import mp_rank, pp_rank, pp_size, rdp_rank, tp_rank, tp_size
 from smdp.torch.model_parallel.job.state import state
+from smdp.torch.model_parallel.training.distributed_optimizer import joined_part
+from smdp.torch.model_parallel.training.shards_of_state import is_shard
 
 File: TypeAlias = str | PathLike[str] | IO[bytes]
 
@@ -42,18 +44,17 @@ def save(
         partial: Whether to add the suffix `_{mp_rank}`, or with tensor parallelism `_{pp_rank}_{tp_rank}`.
         pickle_module: As for torch.save().
         pickle_protocol: As for torch.save().
-        v3: Must be False: file names of sharded optimizer state are not supported yet.
+        v3: Whether `partial` adds the suffix `_{pp_rank}_{tp_rank}_{rdp_rank}` instead, for sharded optimizer
+            state, of which every replica saves its own shard.
 
     Raises:
-        ValueError: `v3` is set, or `partial` is set and `f` is an open file.
+        ValueError: `partial` is set and `f` is an open file.
         OSError: The file cannot be written.
     """
-    if v3:
-        raise ValueError(
-            "[smdp] smp.save(v3=True) uses the file names of sharded optimizer state, which smdp does not"
-            " support yet; pass v3=smp.state.cfg.shard_optimizer_state, which is False"
-        )
-    target = _path_of_part(_whole_path(f, "save")) if partial else f
+    target: Any = f
+    if partial:
+        whole = _whole_path(f, "save")
+        target = f"{whole}_{shard_suffix(rdp_rank())}" if v3 else _path_of_part(whole)
     options = {"pickle_module": pickle_module, "pickle_protocol": pickle_protocol}
     if not isinstance(target, (str, PathLike)):
         torch.save(obj, target, **options)
@@ -78,7 +79,8 @@ def load(
         map_location: As for torch.load().
         pickle_module: As for torch.load().
         pickle_load_args: Further arguments for torch.load(), such as {"weights_only": True}.
-        partial: Whether to load the file with this rank's suffix.
+        partial: Whether to load the file with this rank's suffix. If only the shards of optimizer state were
+            saved, the state that they form together is loaded, which any number of replicas can use.
         back_compat: Ignored. Accepted because transformers passes it; file names are always the same.
 
     Raises:
@@ -89,6 +91,8 @@ def load(
     if partial:
         whole = _whole_path(f, "load")
         source = _path_of_part(whole)
+        if not Path(source).exists() and (shards := _shards(Path(whole))):
+            return _of_shards([load(each, map_location, partial=False) for each in shards])
         _check_parts(Path(whole), Path(source))
     if isinstance(source, (str, PathLike)) and not Path(source).is_file():
         raise FileNotFoundError(f"[smdp] there is no file {os.fspath(source)} to load")
@@ -118,6 +122,25 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def part_suffix() -> str:
     """Returns the suffix of this rank's file names, which contains the pipeline rank and the tensor rank."""
     return f"{pp_rank()}_{tp_rank()}"
+
+
+def shard_suffix(replica: int) -> str:
+    """Returns the suffix of a file with the optimizer state that a replica has of this rank's parameters."""
+    return f"{part_suffix()}_{replica}"
+
+
+def _shards(f: Path) -> list[Path]:
+    """Returns the files with shards of this rank's part."""
+    found = list(f.parent.glob(f"{glob.escape(f.name)}_{part_suffix()}_*"))
+    numbered = {int(number): path for path in found if (number := path.name.rpartition("_")[2]).isdigit()}
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def _of_shards(found: Sequence[Any]) -> Any:
+    """Returns what the files of all replicas contain for this rank."""
+    if all(map(is_shard, found)):
+        return joined_part(found)
+    return found[rdp_rank() if rdp_rank() < len(found) else 0]
 
 
 def _whole_path(f: File, call: str) -> str:

@@ -38,9 +38,10 @@ def save_checkpoint(
 ) -> None:
     """Saves a checkpoint. All ranks of a model-parallel group with rdp_rank() 0 must call this.
 
-    Only the first replica saves; a call on other replicas returns at once. A checkpoint is complete once
-    its last file exists. An incomplete checkpoint is rejected on resume, and `newest` still names the one
-    before it.
+    Only the first replica saves; a call on other replicas returns at once. But if a partial checkpoint
+    contains sharded optimizer state, all ranks of the job must call this, because each saves its shard. A
+    checkpoint is complete once its last file exists. An incomplete checkpoint is rejected on resume, and
+    `newest` still names the one before it.
 
     Args:
         path: A folder, which is created if necessary. It must be visible to all ranks, or on each host to its
@@ -68,8 +69,9 @@ def save_checkpoint(
             f"[smdp] num_kept_partial_checkpoints = {shown(kept)} is not valid; allowed: an integer of at"
             " least 1, or None"
         )
-    group = state.running.mesh.group("mp")
-    if rdp_rank() != 0:
+    has_shards = partial and optimizer is not None and optimizer.redefined_params
+    group = state.running.mesh.group("world" if has_shards else "mp")
+    if rdp_rank() != 0 and not has_shards:
         _log.warning(
             "[smdp] smp.save_checkpoint(): replica %d saves nothing, because the first replica does; call"
             " it only if smp.rdp_rank() == 0",
@@ -119,7 +121,8 @@ def resume_from_checkpoint(
                 is read from `model.safetensors` if `pytorch_model.bin` does not exist.
         strict: Whether the names must match those of the model.
         load_optimizer: Whether to load the optimizer of a partial checkpoint, if it has one.
-        load_sharded_optimizer_state: Ignored; sharded optimizer state is not supported yet.
+        load_sharded_optimizer_state: Whether to load the optimizer of a partial checkpoint if its state was
+            sharded. The number of replicas may differ.
         translate_function: Translates the names of a whole model to those of the DistributedModel's model.
 
     Returns:
@@ -143,7 +146,13 @@ def resume_from_checkpoint(
             " must be the same on all hosts. Pass the tag explicitly."
         )
     if partial:
-        return partial_checkpoint.load(folder, found[0], strict=strict, with_optimizer=load_optimizer)
+        return partial_checkpoint.load(
+            folder,
+            found[0],
+            strict=strict,
+            with_optimizer=load_optimizer,
+            with_shards=load_optimizer and load_sharded_optimizer_state,
+        )
     return full_checkpoint.load(folder, found[0], strict=strict, translate=translate_function)
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from smdp import pipeline
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.model_parallel.checkpoints.checkpoint_files import part_suffix, replacing
+from smdp.torch.model_parallel.checkpoints.checkpoint_files import part_suffix, replacing, shard_suffix
 from smdp.torch.model_parallel.job.objects import pack
-from smdp.torch.model_parallel.job.ranks import get_mp_group, mp_rank, rank
+from smdp.torch.model_parallel.job.ranks import get_mp_group, rank, rdp_rank
 from smdp.torch.model_parallel.job.state import state
+from smdp.torch.model_parallel.training.distributed_optimizer import joined_part
 
 _SUFFIX = "_partial"
 _USER_CONTENT = "user_content.pt"
@@ -26,12 +27,17 @@ _STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) -> None:
     """Saves the parts of all ranks of this replica; all of its ranks must call this.
 
+    If the optimizer's state is sharded, all ranks of the job must call this. The first replica then saves the
+    model, and each rank its shard.
+
     Raises:
         ValueError: The model is not partitioned yet, or the user content cannot be pickled.
         RuntimeError: Another rank could not write.
     """
     folder = root / f"{tag}{_SUFFIX}"
-    group = state.running.mesh.group("mp")
+    has_shards = optimizer is not None and optimizer.redefined_params
+    group = state.running.mesh.group("world" if has_shards else "mp")
+    is_first_replica = rdp_rank() == 0
 
     def prepare() -> Tensor | None:
         if model is not None and not model.partitioned:
@@ -39,19 +45,22 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 "[smdp] smp.save_checkpoint(partial=True) was called before the first step, which partitions"
                 " the model; call it after the first step"
             )
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if is_first_on_host():
             # Marks an existing checkpoint with this tag as incomplete.
             (folder / _DECISION).unlink(missing_ok=True)
-        return pack(user_content, "smp.save_checkpoint(user_content=...)") if mp_rank() == 0 else None
+        return pack(user_content, "smp.save_checkpoint(user_content=...)") if rank() == 0 else None
 
     content = on_every_rank(prepare, group)[0]
 
     def write() -> None:
-        for name, part in (("model", model), ("optimizer", optimizer)):
-            if part is not None:
-                with replacing(folder / f"{name}_{part_suffix()}.pt") as file:
-                    torch.save(part.local_state_dict(), file)
+        if model is not None and is_first_replica:
+            with replacing(folder / f"model_{part_suffix()}.pt") as file:
+                torch.save(model.local_state_dict(), file)
+        if optimizer is not None:
+            suffix = shard_suffix(rdp_rank()) if has_shards else part_suffix()
+            with replacing(folder / f"optimizer_{suffix}.pt") as file:
+                torch.save(optimizer.local_state_dict(gather_if_shard=False), file)
         if is_first_on_host():
             assert content is not None
             with replacing(folder / _USER_CONTENT) as file:
@@ -68,6 +77,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 ],
                 "partition": None if model is None else model.partition_decision,
                 "ranks": None if model is None else model.partition_ranks,
+                "shards": state.running.mesh.replicas if has_shards else 0,
                 "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
             }
             with replacing(folder / _DECISION) as file:
@@ -76,8 +86,15 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
     on_every_rank(finish, group)
 
 
-def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
+def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_shards: bool) -> Any:
     """Loads this rank's part; all ranks of a replica must call this.
+
+    Args:
+        root: The folder of all checkpoints.
+        tag: The name of this one.
+        strict: Whether the names must match those of the model.
+        with_optimizer: Whether to load the optimizer, if its state was not sharded.
+        with_shards: Whether to load the optimizer, if its state was sharded.
 
     Returns:
         The user content.
@@ -95,10 +112,17 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
         decision = _read_decision(folder)
         # Partitions that were saved without ranks use the placement of their schedule.
         found.update((name, decision.get(name)) for name in ("partition", "ranks", "steps"))
-        for name in decision["contents"]:
-            if name == "model" or with_optimizer:
-                check_target(folder, name)
-                found[name] = read_part(folder / f"{name}_{part_suffix()}.pt")
+        shards = decision.get("shards", 0)
+        if "model" in decision["contents"]:
+            check_target(folder, "model")
+            found["model"] = read_part(folder / f"model_{part_suffix()}.pt")
+        if "optimizer" in decision["contents"] and (with_shards if shards else with_optimizer):
+            check_target(folder, "optimizer")
+            if shards:
+                parts = [folder / f"optimizer_{shard_suffix(number)}.pt" for number in range(shards)]
+                found["optimizer"] = joined_part([read_part(part, is_mapped=True) for part in parts])
+            else:
+                found["optimizer"] = read_part(folder / f"optimizer_{part_suffix()}.pt")
         found["user_content"] = read_user_content(folder / _USER_CONTENT)
 
     def apply() -> None:
@@ -133,8 +157,12 @@ def remove_old(root: Path, tag: str, kept: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def read_part(path: Path) -> Any:
+def read_part(path: Path, *, is_mapped: bool = False) -> Any:
     """Loads a file written by torch.save().
+
+    Args:
+        path: The file.
+        is_mapped: Whether tensors are read from the file only when they are used.
 
     Raises:
         ValueError: The file does not exist or is damaged.
@@ -144,7 +172,7 @@ def read_part(path: Path) -> Any:
             f"[smdp] {path.parent} is not complete: {path.name} is missing; every rank must see its own file"
         )
     try:
-        return torch.load(path, map_location="cpu", weights_only=False)
+        return torch.load(path, map_location="cpu", weights_only=False, mmap=is_mapped)
     except Exception as error:
         raise ValueError(f"[smdp] {path} cannot be read: {type(error).__name__}: {error}") from error
 

@@ -63,6 +63,8 @@ class Configuration:
         deterministic_server: Whether all ranks of a stage run the code around the model in the same order.
             Microbatches that wait for another rank's value then resume at fixed places of the schedule.
         prescaled_batch: Has an effect only with tensor parallelism.
+        shard_optimizer_state: Whether replicas share the optimizer's state instead of each keeping it; needs
+            `ddp`.
         skip_tracing: Whether the model is cut by bytes of parameters instead of measured times.
         delayed_parameter_initialization: Read only by scripts; see smdp.torch.delayed_initialization.
         schedule: Only in smdp:  one of `smdp.pipeline.SCHEDULES`; takes precedence over `pipeline`.
@@ -87,6 +89,7 @@ class Configuration:
     ddp_dist_backend: str = _key("auto", validation.one_of(["auto", "nccl"]))
     deterministic_server: bool = _key(False, validation.flag)
     prescaled_batch: bool = _key(False, validation.flag)
+    shard_optimizer_state: bool = _key(False, validation.flag)
     skip_tracing: bool = _key(False, validation.flag)
     delayed_parameter_initialization: bool = _key(False, validation.flag)
 
@@ -99,7 +102,6 @@ class Configuration:
     fp16: bool = _later(False, validation.flag, "fp16 training with a master copy in fp32")
     fp16_params: bool = _later(False, validation.flag, "modules made in fp16")
     bf16: bool = _later(False, validation.flag, "bf16 training with sharded data parallelism")
-    shard_optimizer_state: bool = _later(False, validation.flag, "sharded optimizer state")
     sharded_data_parallel_degree: int = _later(1, validation.count, "sharded data parallelism")
 
     # These have no effect, because the features that they tune are disabled.
@@ -208,6 +210,17 @@ def _check_together(values: Mapping[str, Any]) -> None:
             )
     if values.get("ddp") and values.get("horovod"):
         raise ValueError("[smdp] 'ddp' and 'horovod' cannot be simultaneously enabled.")
+    if values.get("shard_optimizer_state") and not values.get("ddp"):
+        raise ValueError(
+            "[smdp] shard_optimizer_state = True shards over replicas, so `ddp` must be set as well. Got"
+            " ddp = False."
+        )
+    if values.get("shard_optimizer_state") and values.get("sharded_data_parallel_degree", 1) > 1:
+        raise ValueError(
+            "[smdp] shard_optimizer_state = True and sharded_data_parallel_degree ="
+            f" {values['sharded_data_parallel_degree']} exclude each other, because sharded data parallelism"
+            " shards the optimizer's state as well. Remove shard_optimizer_state."
+        )
     virtual = values.get("virtual_stages")
     info = schedules.schedule_info({**_defaults(values), **values}["schedule"])
     if virtual is not None and info.virtual_stages not in (None, virtual):

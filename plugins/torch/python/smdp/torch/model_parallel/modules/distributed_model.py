@@ -116,6 +116,9 @@ class DistributedModel(ModelState):
                 | ({} if broadcast_buffers else {"broadcast_buffers": False}),
             )
         state.model = self
+        if self._body is not None:
+            for optimizer in state.uncut_optimizers:
+                optimizer.shard()
 
     # Steps.
 
@@ -366,6 +369,7 @@ class DistributedModel(ModelState):
         self._body = Partitions(pipe, is_mean=self._is_mean)
         for optimizer in state.uncut_optimizers:
             optimizer.keep_own(before, dict(pipe.named_parameters()))
+            optimizer.shard()
         on_every_rank(self._load_deferred, state.running.mesh.group("mp"))
         if dist.get_rank() == 0:
             lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]

@@ -29,6 +29,13 @@ class LocalPart(nn.Module):
         return self._body.pipe if isinstance(self._body, Partitions) else None
 
     @property
+    def averaging(self) -> Any:
+        """What averages the gradients over replicas; None before the model is cut, or with one replica."""
+        if self._body is None or state.running.mesh.replicas == 1:
+            return None
+        return self._body.pipe if isinstance(self._body, Partitions) else self._body.replicas
+
+    @property
     def partition_decision(self) -> dict[str, int] | None:
         """The virtual stage of each unit, for fix_partition(); None before the model has been cut."""
         return None if self._body is None else self._body.decision
@@ -85,6 +92,18 @@ class LocalPart(nn.Module):
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Returns this rank's parameters with their names."""
         return self.named_parameters()
+
+    def virtual_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yields what the optimizer updates on this rank.
+
+        With `shard_optimizer_state`, these are one-dimensional views of this rank's part of the parameters,
+        from the first step on. Further views of a parameter have names that end with a number in brackets.
+        """
+        optimizer = state.optimizer
+        if optimizer is not None and optimizer.redefined_params:
+            yield from optimizer.virtual_named_parameters()
+        else:
+            yield from self.named_parameters()
 
     def local_parameters(self) -> Iterator[nn.Parameter]:
         """Yields this rank's parameters."""

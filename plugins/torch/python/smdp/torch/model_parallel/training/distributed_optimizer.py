@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -12,7 +13,8 @@ from smdp.torch.model_parallel.job.collective_calls import meet
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.repartitioned_state import gathered, rejoined
 from smdp.torch.model_parallel.training.optimizer_parts import by_name, check_sizes, own_part, whole_state
-from smdp.torch.optimizers.optimizer_link import OptimizerLink
+from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of
+from smdp.torch.model_parallel.training.virtual_parameters import VirtualParameters
 from smdp.torch.pipelining.tensors.values import weight_of
 from smdp.torch.precision.precision_optimizer import PrecisionOptimizer
 
@@ -21,7 +23,17 @@ _PARTIAL = "_smp_is_partial"
 _PARAMETERS = "_smp_parameters"
 
 
-class DistributedOptimizer(OptimizerLink):
+def joined_part(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what local_state_dict() returns without shards, given the shards of all replicas.
+
+    Raises:
+        ValueError: The shards are not those of all replicas.
+    """
+    names = shards[0][_PARAMETERS]
+    return {**joined(shards, names), _PARTIAL: True, _PARAMETERS: names}
+
+
+class DistributedOptimizer(VirtualParameters):
     """Wraps an optimizer of the model's parameters.
 
     The optimizer may be created before or after the model is wrapped or cut.
@@ -30,7 +42,9 @@ class DistributedOptimizer(OptimizerLink):
     parameters, step() does nothing.
 
     This is the outermost link of a chain that continues with precision and the script's optimizer, which may
-    be a link itself.
+    be a link itself. With `shard_optimizer_state`, a `ShardedOptimizer` comes between precision and the
+    script's optimizer once the model is cut. All ranks that hold the same parameters must then call
+    `state_dict()` and `local_state_dict(gather_if_shard=True)` together; the first replica gets the result.
 
     Args:
         optimizer: A torch optimizer.
@@ -64,7 +78,6 @@ class DistributedOptimizer(OptimizerLink):
                 "[smdp] the optimizer contains a parameter twice, so its state cannot be saved by name; each"
                 " parameter must be in it once"
             )
-        # Sharding of the state will be another link, around the script's optimizer.
         super().__init__(PrecisionOptimizer(optimizer))
         self._names: list[list[str]] | None = None
         self._deferred: Mapping[str, Any] | None = None
@@ -76,6 +89,7 @@ class DistributedOptimizer(OptimizerLink):
             own = set(model.parameters())
             kept = [each for each in given if each in own or weight_of(each) is None]
             self.keep_parameters({each: model.filled.get(each, each) for each in kept})
+            self.shard()
 
     @property
     def overflow(self) -> bool:
@@ -118,13 +132,25 @@ class DistributedOptimizer(OptimizerLink):
             self._load(deferred)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """Returns this rank's part of the state, with added keys `_smp_is_partial` and `_smp_parameters`."""
-        return {**self.inner.state_dict(), _PARTIAL: True, _PARAMETERS: self._own_names()}
+        """Returns this rank's part of the state, with added keys `_smp_is_partial` and `_smp_parameters`.
+
+        Args:
+            gather_if_shard: With sharded state, whether the first replica gets the state of all replicas, and
+                the others an empty dict. Otherwise each gets its own shard.
+        """
+        marks = {_PARTIAL: True, _PARAMETERS: self._own_names()}
+        if self.sharded is not None and not gather_if_shard:
+            mesh = state.running.mesh
+            names = {parameter: name for name, parameter in state.model.named_parameters()}
+            return {**shard_of(self.sharded, names, mesh.replica, mesh.replicas), **marks}
+        found = self._gathered_state()
+        return {} if found is None else {**found, **marks}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the whole model's optimizer, as torch would return it without smdp.
 
-        With several partitions, all ranks of the model-parallel group must call this.
+        With several partitions, all ranks of the model-parallel group must call this. If the state is
+        sharded, all ranks of the job must, and replicas other than the first get an empty dict.
 
         Raises:
             smdp.MismatchError: Another rank of the group made a different call.
@@ -135,16 +161,15 @@ class DistributedOptimizer(OptimizerLink):
                 "[smdp] optimizer.state_dict() is called between load_state_dict() and the first step, which"
                 " applies the loaded values; call it after that step"
             )
+        if self._is_cut():
+            meet("optimizer.state_dict()")
+        found = self._gathered_state()
+        if found is None:
+            return {}
         if not self._is_cut():
-            return dict(self.inner.state_dict())
-        meet("optimizer.state_dict()")
-        names = self._all_names()
-        mine = {
-            name: self.inner.state.get(parameter)
-            for name, parameter in state.model.named_parameters()
-            if parameter in self.inner.state
-        }
-        return whole_state(gathered(mine), names, self.inner.state_dict()["param_groups"])
+            return found
+        mine = {name: each for name, each in by_name(found, self._own_names()).items() if each is not None}
+        return whole_state(gathered(mine), self._all_names(), found["param_groups"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads the state of the whole model or of this rank. Before the model is cut, loading is postponed.
@@ -165,6 +190,8 @@ class DistributedOptimizer(OptimizerLink):
         self._load(state_dict)
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
+        if is_shard(state_dict):
+            state_dict = self._with_other_shards(state_dict)
         given = {key: value for key, value in state_dict.items() if key not in (_PARTIAL, _PARAMETERS)}
         if self._is_cut():
             saved = state_dict.get(_PARAMETERS)
@@ -173,13 +200,28 @@ class DistributedOptimizer(OptimizerLink):
                 check_sizes(given, self._all_names())
                 whole = by_name(given, self._all_names())
             elif saved is not None:
-                part = by_name(given, saved)
-                joined = rejoined(part, is_own=saved == self._own_names())
-                whole = None if joined is part else joined
+                is_own = saved == self._own_names()
+                if not all(gathered(is_own)):
+                    whole = rejoined(by_name(given, saved), is_own=is_own)
             if whole is not None:
                 groups = given["param_groups"]
                 given = own_part(whole, groups, self.param_groups, self._all_names(), self._own_names())
         self.inner.load_state_dict(given)
+
+    def _gathered_state(self) -> dict[str, Any] | None:
+        """Returns the state of this rank's parameters; of a sharded one on the first replica only."""
+        if self.sharded is not None:
+            self.sharded.consolidate()
+            if state.running.mesh.replica > 0:
+                return None
+        return dict(self.inner.state_dict())
+
+    def _with_other_shards(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the state that this shard forms with those that the other replicas load."""
+        group = state.running.mesh.group("dp")
+        shards: list[Any] = [None] * group.size()
+        dist.all_gather_object(shards, dict(own), group=group)
+        return joined_part(shards)
 
     def _own_names(self) -> list[list[str]]:
         """Returns the names of this rank's parameters, by group; "" for those that are not in the model."""

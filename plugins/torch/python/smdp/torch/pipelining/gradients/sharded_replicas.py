@@ -32,7 +32,7 @@ class ShardedReplicas:
         which: Tells users which parameters these are.
     """
 
-    which = "Create the optimizer from the parameters() of what pipeline() returned."
+    which = "Create the optimizer from the parameters() of the split model."
 
     def __init__(
         self,

@@ -1,0 +1,125 @@
+"""The state of one replica's shard, and the state that the shards of all replicas form.
+
+A shard is a state dict of virtual parameters. Under the key `_smp_shard` it says which elements of which
+parameter each of them has, so that any number of replicas can load the shards together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from smdp.torch.sharding.shard_layout import flattened
+from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
+
+SHARD = "_smp_shard"
+
+
+def shard_of(
+    sharded: ShardedOptimizer, names: Mapping[Parameter, str], replica: int, replicas: int
+) -> dict[str, Any]:
+    """Returns the state of this rank's virtual parameters.
+
+    Args:
+        sharded: The optimizer.
+        names: The name of each parameter.
+        replica: The number of this replica.
+        replicas: The number of replicas.
+    """
+    owned, states = sharded.owned(), sharded.state
+    found: dict[int, Any] = {}
+    pieces: list[tuple[str, int, int]] = []
+    groups, shapes = [], {}
+    for group in sharded.param_groups:
+        members = []
+        for parameter in group["params"]:
+            name = names[parameter]
+            shapes[name] = tuple(parameter.shape), parameter.stride()
+            for (begin, end), piece in owned[name]:
+                members.append(len(pieces))
+                if piece in states:
+                    found[len(pieces)] = dict(states[piece])
+                pieces.append((name, begin, end))
+        groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": members})
+    place = {"replica": replica, "replicas": replicas, "pieces": pieces, "shapes": shapes}
+    place["per_parameter"] = sorted(sharded.keys_per_parameter, key=str)
+    return {"state": found, "param_groups": groups, SHARD: place}
+
+
+def is_shard(found: object) -> bool:
+    """Returns whether this is the state of one replica's shard."""
+    return isinstance(found, Mapping) and SHARD in found
+
+
+def joined(shards: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Returns the state of this rank's parameters that the shards of all replicas form.
+
+    Args:
+        shards: What `shard_of()` has returned on each replica.
+        names: The names of the parameters, by group, as when the shards were saved.
+
+    Raises:
+        ValueError: The shards are not those of all replicas.
+    """
+    given = sorted(shard[SHARD]["replica"] for shard in shards)
+    wanted = shards[0][SHARD]["replicas"]
+    if given != list(range(wanted)):
+        raise ValueError(
+            f"[smdp] the optimizer's state consists of the shards of {wanted} replicas, but those of replicas"
+            f" {', '.join(map(str, given))} are given. Load the shards of all of them, each once."
+        )
+    groups, first = [], 0
+    for group, members in zip(shards[0]["param_groups"], names, strict=True):
+        groups.append({**group, "params": list(range(first, first + len(members)))})
+        first += len(members)
+    flat = [name for members in names for name in members]
+    return {"state": _JoinedState(shards, flat), "param_groups": groups}
+
+
+class _JoinedState(Mapping[int, Any]):
+    """Joins the state of one parameter at a time, when it is asked for.
+
+    Args:
+        shards: The shards of all replicas.
+        names: The name of each parameter, by its number.
+    """
+
+    def __init__(self, shards: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+        self._names = names
+        self._shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._parts: dict[str, list[tuple[int, int, Mapping[str, Any]]]] = {}
+        self._whole: set[str] = set()
+        for shard in shards:
+            place = shard[SHARD]
+            self._shapes |= place["shapes"]
+            self._whole |= set(place["per_parameter"])
+            for number, (name, begin, end) in enumerate(place["pieces"]):
+                if number in shard["state"]:
+                    self._parts.setdefault(name, []).append((begin, end, shard["state"][number]))
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Returns the state of a parameter."""
+        name = self._names[number]
+        shape, strides = self._shapes[name]
+        found: dict[str, Any] = {}
+        for begin, end, state in self._parts[name]:
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == (end - begin,) and key not in self._whole:
+                    if key not in found:
+                        found[key] = torch.empty_strided(shape, strides, dtype=value.dtype).zero_()
+                    flattened(found[key])[begin:end] = value
+                else:
+                    found.setdefault(key, value)
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the numbers of parameters that have a state."""
+        return (number for number, name in enumerate(self._names) if name in self._parts)
+
+    def __len__(self) -> int:
+        """Returns the number of parameters that have a state."""
+        return sum(name in self._parts for name in self._names)

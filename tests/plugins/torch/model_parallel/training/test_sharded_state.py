@@ -1,0 +1,196 @@
+"""`shard_optimizer_state`: scripts for SMP train to the same bits, and resume with any number of replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipeline_models import Language, batches, language_loss
+from torch import Tensor, nn
+from torch_spawn import run
+
+import smdp.torch.model_parallel as smp
+
+STEPS = batches(4, 8)
+
+
+def grouped(model: nn.Module) -> torch.optim.Optimizer:
+    """Weight decay by name, as scripts write it."""
+    named = dict(model.named_parameters())
+    decayed = [each for name, each in named.items() if name.endswith("weight") and each.ndim > 1]
+    others = [each for each in named.values() if not any(each is one for one in decayed)]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+class Job:
+    """A training script."""
+
+    def __init__(self, partitions: int, is_sharded: bool, *, tied: bool = True) -> None:
+        smp.init(
+            {
+                "partitions": partitions,
+                "microbatches": 2,
+                "ddp": True,
+                "skip_tracing": True,
+                "shard_optimizer_state": is_sharded,
+            }
+        )
+        torch.manual_seed(0)
+        self.model = smp.DistributedModel(Language(4, tied=tied))
+        self.optimizer = smp.DistributedOptimizer(grouped(self.model))
+        self.scaler = smp.amp.GradScaler(init_scale=2.0**8)
+
+        @smp.step
+        def forward_backward(ids: Tensor) -> Tensor:
+            loss = language_loss(self.model(ids), {"ids": ids})
+            self.model.backward(self.scaler.scale(loss))
+            return loss
+
+        self.forward_backward = forward_backward
+
+    def train(self, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad()
+        self.forward_backward(batch["ids"].chunk(smp.dp_size())[smp.dp_rank()])
+        self.scaler.unscale_(self.optimizer)
+        norm = self.optimizer.clip_master_grads(1e3)
+        assert 0 < norm < 1e3
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+@contextlib.contextmanager
+def job(partitions: int, is_sharded: bool) -> Iterator[Job]:
+    yield Job(partitions, is_sharded)
+    smp.barrier()
+    smp.shutdown()
+
+
+def local(model: Any) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in model.local_named_parameters()}
+
+
+def same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        same(value, other[key])
+        if isinstance(value, dict)
+        else torch.equal(torch.as_tensor(value), torch.as_tensor(other[key]))
+        for key, value in one.items()
+    )
+
+
+def check_names(found: Job) -> None:
+    """What SMP's scripts ask about virtual parameters."""
+    model, optimizer = found.model, found.optimizer
+    assert optimizer.redefined_params
+    virtual = dict(model.virtual_named_parameters())
+    whole = dict(model.local_named_parameters())
+    index = optimizer.param_name_to_index()
+    assert index.keys() == virtual.keys()
+    assert sorted(index.values()) == list(range(len(virtual)))
+    by_index, by_id = optimizer._param_index_to_param_local(), optimizer._param_id_to_index()
+    shard = optimizer.local_state_dict(gather_if_shard=False)
+    for name, piece in virtual.items():
+        parameter = whole[name.partition("[")[0]]
+        _, begin, end = shard["_smp_shard"]["pieces"][index[name]]
+        assert piece.numel() == end - begin
+        assert piece.data_ptr() == parameter.data_ptr() + begin * parameter.element_size()
+        assert by_index[index[name]] is piece and by_id[id(piece)] == index[name]
+        assert shard["state"][index[name]]["exp_avg"].shape == piece.shape
+    # A virtual parameter has the options of its group.
+    for group in shard["param_groups"]:
+        for number in group["params"]:
+            name = shard["_smp_shard"]["pieces"][number][0]
+            assert group["weight_decay"] == (0.1 if whole[name].ndim > 1 and name != "places" else 0.0)
+    total = sum(each.numel() for each in whole.values())
+    own = sum(each.numel() for each in virtual.values())
+    assert own <= 1.01 * total / smp.rdp_size()
+
+
+def trains_to_the_same_bits(partitions: int) -> None:
+    folder = Path(os.environ["SMDP_TEST_FOLDER"], f"saved-{partitions}")
+    with job(partitions, is_sharded=False) as plain:
+        assert not plain.optimizer.redefined_params
+        for batch in STEPS[:3]:
+            plain.train(batch)
+        expected, state = local(plain.model), copy.deepcopy(plain.optimizer.state_dict())
+        own = copy.deepcopy(plain.optimizer.local_state_dict())
+        plain.train(STEPS[3])
+        final = local(plain.model)
+    with job(partitions, is_sharded=True) as sharded:
+        for batch in STEPS[:3]:
+            sharded.train(batch)
+        assert same(local(sharded.model), expected)
+        check_names(sharded)
+        found, mine = sharded.optimizer.state_dict(), sharded.optimizer.local_state_dict()
+        if smp.rdp_rank() == 0:
+            assert same(found["state"], state["state"]) and found["param_groups"] == state["param_groups"]
+            assert same(mine["state"], own["state"]) and mine["_smp_parameters"] == own["_smp_parameters"]
+        else:
+            assert found == mine == {}
+        smp.save_checkpoint(folder, "three", True, sharded.model, sharded.optimizer, {"step": 3})
+        smp.save_checkpoint(folder, "whole", False, sharded.model)
+        shard = copy.deepcopy(sharded.optimizer.local_state_dict(gather_if_shard=False))
+        smp.save(shard, folder / "optimizer.pt", partial=True, v3=True)
+        if smp.rank() == 0:
+            torch.save(state["state"], folder / "expected.pt")
+        sharded.train(STEPS[3])
+        assert same(local(sharded.model), final)
+        # A shard in memory is loaded with those of the other replicas.
+        sharded.optimizer.load_state_dict(shard)
+        again = sharded.optimizer.local_state_dict(gather_if_shard=False)
+        assert same(again["state"], shard["state"])
+    assert len(list(folder.glob("three_partial/optimizer_*"))) == smp_world()
+    assert len(list(folder.glob("three_partial/model_*"))) == partitions
+    # A sharded run resumes, and an unsharded one: before the first step, or after it.
+    for is_sharded in (True, False):
+        with job(partitions, is_sharded) as resumed:
+            assert smp.resume_from_checkpoint(folder, "three") == {"step": 3}
+            resumed.train(STEPS[3])
+            assert same(local(resumed.model), final)
+            resumed.optimizer.load_state_dict(smp.load(folder / "optimizer.pt", partial=True))
+            found = resumed.optimizer.state_dict()
+            assert smp.rdp_rank() > 0 or same(found["state"], state["state"])
+
+
+def smp_world() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def two_by_two() -> None:
+    trains_to_the_same_bits(2)
+    with job(2, is_sharded=True) as sharded:
+        sharded.train(STEPS[0])
+        with pytest.raises(ValueError, match="Create only one for a model"):
+            smp.DistributedOptimizer(torch.optim.SGD(sharded.model.parameters(), lr=0.1))
+
+
+def test_two_partitions_with_two_replicas(tmp_path: Path) -> None:
+    run(two_by_two, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
+
+
+def one_partition() -> None:
+    trains_to_the_same_bits(1)
+
+
+def resume_on_three() -> None:
+    folder = Path(os.environ["SMDP_TEST_FOLDER"], "saved-1")
+    expected = torch.load(folder / "expected.pt")
+    with job(1, is_sharded=True) as resumed:
+        smp.resume_from_checkpoint(folder, "three")
+        found = resumed.optimizer.state_dict()
+        assert smp.rdp_rank() > 0 or same(found["state"], expected)
+        resumed.optimizer.load_state_dict(smp.load(folder / "optimizer.pt", partial=True))
+        found = resumed.optimizer.state_dict()
+        assert smp.rdp_rank() > 0 or same(found["state"], expected)
+
+
+def test_one_partition_resumes_with_another_number_of_replicas(tmp_path: Path) -> None:
+    run(one_partition, 2, env={"SMDP_TEST_FOLDER": str(tmp_path)})
+    run(resume_on_three, 3, env={"SMDP_TEST_FOLDER": str(tmp_path)})
