@@ -9,8 +9,17 @@ import torch.distributed as dist
 here = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
 dist.broadcast_object_list(here)
 os.chdir(here[0])
+names = {
+    "smdp": smdp,
+    "torch": torch,
+    "model": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)),
+    "batch": torch.ones(8, 8),
+}
+run(1, names)
+names["pipe"].train_step(names["batch"], lambda output, part: output.square().mean())
+names["optimizer"].step()
 before = [parameter.detach().clone() for parameter in model.parameters()]
-run(1)
+run(2)
 assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
 assert optimizer.inner.state  # each rank has a part
 dist.destroy_process_group()

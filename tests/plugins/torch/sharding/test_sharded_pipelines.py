@@ -175,6 +175,12 @@ def refuses() -> None:
     with pytest.raises(ValueError, match="not sharded or wrapped yet"):
         ShardedOptimizer(sharded, pipe)
     train(pipe, sharded, STEPS[:1])
+    # Other groups need another optimizer, which may be created then.
+    pipe.mesh.placement = pipe.mesh.placement
+    train(pipe, ShardedOptimizer(grouped(pipe), pipe), STEPS[:1])
+    pipe.mesh.placement = pipe.mesh.placement
+    with pytest.raises(RuntimeError, match="the placement of a pipeline has changed"):
+        pipe.train_step(mine(pipe, STEPS[0]), language_loss)
 
 
 def two_by_two() -> None:
@@ -188,6 +194,16 @@ def two_by_two() -> None:
 
 def test_two_replicas_of_two_stages() -> None:
     run(two_by_two, 4)
+
+
+def uneven_hosts() -> None:
+    """The replicas of one stage are on one host, those of the other on two: they cut in different ways."""
+    check_bits_and_state("1f1b", True)
+
+
+@pytest.mark.slow
+def test_stages_with_other_hosts_add_tied_weights() -> None:
+    run(uneven_hosts, 4, hosts=[0, 0, 0, 1])
 
 
 def one_replica() -> None:

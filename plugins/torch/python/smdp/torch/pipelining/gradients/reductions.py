@@ -66,7 +66,7 @@ class Reductions:
         Raises:
             ValueError: A parameter is on a GPU, or tensor parallelism has cut it.
         """
-        if self._sharded is not None and self._sharded.shards is not None:
+        if self._sharded is not None and self._sharded.shards is not None and self._sharded.is_current():
             return self._sharded
         wanted = set(trained)
         found = {

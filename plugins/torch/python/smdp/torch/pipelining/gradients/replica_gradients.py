@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from smdp._shown import counted
 from smdp.torch.pipelining.gradients.group_reduction import GroupReduction
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
@@ -66,14 +65,17 @@ class ReplicaGradients:
 
     def prepare(self) -> None:
         """Starts a step. Parameters may have been frozen or unfrozen since the last step, on all replicas."""
-        kept = {id(each): group for _, group, members in self._kept for _, each in members}
+        kept = {id(each) for _, _, members in self._kept for _, each in members}
+        if not self.has_groups([(group, members) for _, group, members in self._kept]):
+            raise RuntimeError(
+                "[smdp] the placement of a pipeline has changed since its ShardedOptimizer was created."
+                " Create the optimizer again after a change, and load its state."
+            )
         trained: list[_Trained] = []
         averaged: dict[str, Parameter] = {}
         for name, parameter in self._parameters.items():
             group = self._group_of(name)
-            if id(parameter) in kept:
-                _check_same_ranks(name, kept[id(parameter)], group)
-            elif parameter.requires_grad and group is not None:
+            if id(parameter) not in kept and parameter.requires_grad and group is not None:
                 trained.append((id(parameter), parameter.dtype, parameter.shape, parameter.stride(), group))
                 averaged[name] = parameter
         if trained == self._trained:
@@ -104,12 +106,18 @@ class ReplicaGradients:
             found.setdefault((group, self._tie_of(name)), []).append((name, parameter))
         return [(group, members) for (group, _), members in found.items()]
 
+    def has_groups(self, lists: Sequence[tuple[ProcessGroupSmdp, _Named]]) -> bool:
+        """Returns whether the lists still have the groups of their parameters."""
+        now = [(self._group_of(members[0][0]), group) for group, members in lists]
+        return all(found is group or (found is None and group.size() == 1) for found, group in now)
+
     def keep(
         self, reductions: Sequence[GroupReduction], lists: Sequence[tuple[ProcessGroupSmdp, _Named]]
     ) -> None:
         """Averages these parameters in these reductions from now on, whether they are frozen or not."""
-        for reduction, (group, members) in zip(reductions, lists, strict=True):
-            self._kept.append((reduction, group, members))
+        self._kept = [
+            (reduction, group, members) for reduction, (group, members) in zip(reductions, lists, strict=True)
+        ]
         self._trained = None
 
     def reduce(self, stage: int) -> None:
@@ -137,12 +145,3 @@ class ReplicaGradients:
             stages = self._stages_of[name]
             for stage in stages:
                 self._by_stage.setdefault(stage, []).append((reduction, index, parameter, stages))
-
-
-def _check_same_ranks(name: str, before: ProcessGroupSmdp, now: ProcessGroupSmdp | None) -> None:
-    if before is not now and (now is not None or before.size() > 1):
-        raise RuntimeError(
-            f"[smdp] parameter {name!r} is in a ShardedOptimizer of {counted(before.size(), 'replica')}, and"
-            f" the placement of the pipeline has changed: it has {1 if now is None else now.size()}. Save a"
-            " checkpoint, change the placement, and create the optimizer again."
-        )

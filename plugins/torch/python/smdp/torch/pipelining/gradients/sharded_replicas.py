@@ -62,6 +62,10 @@ class ShardedReplicas:
             reduction.shards = shards
         self._tied.shard(TiedShards(shards, self.parameters))
 
+    def is_current(self) -> bool:
+        """Returns whether the replicas are those of the time when this object was created."""
+        return self._replicas.has_groups(self._lists)
+
     def shard(self, scope: str, whole: Collection[int]) -> JoinedReducers:
         """Averages so that means are owned in shards from now on. All ranks of the job call it.
 
