@@ -16,6 +16,7 @@ from torch_spawn import run
 
 import smdp.torch
 from smdp.torch import ShardedOptimizer, clip_grad_norm_
+from smdp.torch.sharding.sharded_gradient import ShardedGradient
 
 STEPS = batches(3, 8)
 HIGH = 1e3  # a norm that does not clip, because norms of pieces are rounded in another order
@@ -31,12 +32,12 @@ def grouped(module: nn.Module) -> Optimizer:
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def pair(schedule: str, tied: bool = False) -> Iterator[tuple[Any, Optimizer]]:
+def pair(schedule: str, tied: bool = False, scope: str = "world") -> Iterator[tuple[Any, Optimizer]]:
     """Yields a pipeline with an unsharded optimizer, and the same with a sharded one."""
     for is_sharded in (False, True):
         pipe = smdp.torch.pipeline(made(functools.partial(Language, 4, tied=tied)), 2, 4, schedule)
         plain = grouped(pipe)
-        yield pipe, ShardedOptimizer(plain, pipe) if is_sharded else plain
+        yield pipe, ShardedOptimizer(plain, pipe, scope) if is_sharded else plain
 
 
 def mine(pipe: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -79,13 +80,14 @@ def bytes_of(optimizer: Optimizer) -> int:
     )
 
 
-def check_bits_and_state(schedule: str, tied: bool) -> None:
-    (pipe, plain), (other, sharded) = pair(schedule, tied)
+def check_bits_and_state(schedule: str, tied: bool, scope: str = "world") -> None:
+    (pipe, plain), (other, sharded) = pair(schedule, tied, scope)
     norms = train(pipe, plain, STEPS)
     found = train(other, sharded, STEPS)
     assert differences(other, pipe) == {}
     assert all(abs(a - b) <= 1e-6 * b for a, b in zip(found, norms, strict=True))
-    assert bytes_of(sharded) <= 1.01 * bytes_of(plain) / pipe.mesh.replicas
+    if scope == "world":
+        assert bytes_of(sharded) <= 1.01 * bytes_of(plain) / pipe.mesh.replicas
     assert isinstance(sharded, ShardedOptimizer)
     # The state is that of the unsharded optimizer of these stages, in both directions.
     sharded.consolidate()
@@ -118,7 +120,7 @@ def accumulates() -> None:
 
 
 def scales() -> None:
-    """An overflow on one stage of one replica skips the step everywhere."""
+    """An overflow in one shard of one stage skips the step everywhere."""
     results = []
     for pipe, optimizer in pair("1f1b"):
         scaler = smdp.torch.GradScaler(pipe, init_scale=2.0**10)
@@ -126,9 +128,13 @@ def scales() -> None:
         for number, batch in enumerate(STEPS):
             optimizer.zero_grad()
             part = mine(pipe, batch)
-            if number == 0 and pipe.mesh.replica == 1:
-                part["mask"] = part["mask"] * float("inf")
             pipe.train_step(part, language_loss, scaler=scaler)
+            if number == 0 and pipe.mesh.stage_rank == 1:
+                grad = next(pipe.parameters()).grad
+                if not isinstance(grad, ShardedGradient):
+                    grad.view(-1)[-1] = float("inf")
+                elif pipe.mesh.replica == 1:
+                    grad.pieces[-1][-1] = float("inf")
             scaler.unscale_(optimizer)
             clip_grad_norm_(pipe, HIGH)
             scaler.step(optimizer)
@@ -197,8 +203,8 @@ def test_two_replicas_of_two_stages() -> None:
 
 
 def uneven_hosts() -> None:
-    """The replicas of one stage are on one host, those of the other on two: they cut in different ways."""
-    check_bits_and_state("1f1b", True)
+    """The replicas of one stage are on one host and share it, those of the other on two keep it whole."""
+    check_bits_and_state("1f1b", True, "host")
 
 
 @pytest.mark.slow

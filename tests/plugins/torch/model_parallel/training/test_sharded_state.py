@@ -32,7 +32,7 @@ def grouped(model: nn.Module) -> torch.optim.Optimizer:
 class Job:
     """A training script."""
 
-    def __init__(self, partitions: int, is_sharded: bool, *, tied: bool = True) -> None:
+    def __init__(self, partitions: int, is_sharded: bool, *, is_wrapped_first: bool = True) -> None:
         smp.init(
             {
                 "partitions": partitions,
@@ -43,8 +43,12 @@ class Job:
             }
         )
         torch.manual_seed(0)
-        self.model = smp.DistributedModel(Language(4, tied=tied))
-        self.optimizer = smp.DistributedOptimizer(grouped(self.model))
+        module = Language(4, tied=True)
+        if not is_wrapped_first:
+            self.optimizer = smp.DistributedOptimizer(grouped(module))
+        self.model = smp.DistributedModel(module)
+        if is_wrapped_first:
+            self.optimizer = smp.DistributedOptimizer(grouped(self.model))
         self.scaler = smp.amp.GradScaler(init_scale=2.0**8)
 
         @smp.step
@@ -66,8 +70,8 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(partitions: int, is_sharded: bool) -> Iterator[Job]:
-    yield Job(partitions, is_sharded)
+def job(partitions: int, is_sharded: bool, *, is_wrapped_first: bool = True) -> Iterator[Job]:
+    yield Job(partitions, is_sharded, is_wrapped_first=is_wrapped_first)
     smp.barrier()
     smp.shutdown()
 
@@ -182,7 +186,8 @@ def one_partition() -> None:
 def resume_on_three() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"], "saved-1")
     expected = torch.load(folder / "expected.pt")
-    with job(1, is_sharded=True) as resumed:
+    with job(1, is_sharded=True, is_wrapped_first=False) as resumed:
+        assert resumed.optimizer.redefined_params
         smp.resume_from_checkpoint(folder, "three")
         found = resumed.optimizer.state_dict()
         assert smp.rdp_rank() > 0 or same(found["state"], expected)
