@@ -8,7 +8,7 @@ import pytest
 from launchers import check, pairs, start
 from snippets import passes
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 LAUNCHERS = ["smdp run", "torchrun", "mpirun", "mpirun and a variable"]
@@ -117,3 +117,24 @@ def test_model_parallel_gpt_script(tmp_path: Path) -> None:
     done = start("smdp run", "smp_gpt.py", "--checkpoints", str(tmp_path))
     assert done.returncode == 0 and done.stdout.count(" trained") == 2, done.stderr[-6000:]
     assert (tmp_path / "newest").read_text() == "last"
+
+
+@pytest.mark.slow
+def test_model_parallel_gpt_script_with_sharded_state(tmp_path: Path) -> None:
+    """One key of the configuration shards the optimizer's state of two replicas, and changes no bit."""
+    pytest.importorskip("transformers")
+    trained = []
+    for folder, parameters in (("whole", "{}"), ("shards", '{"shard_optimizer_state": true}')):
+        words = ["--checkpoints", str(tmp_path / folder)]
+        done = start("smdp run", "smp_gpt.py", *words, ranks=4, SM_HP_MP_PARAMETERS=parameters)
+        assert done.returncode == 0, done.stderr[-6000:]
+        saved = tmp_path / folder / "last_partial"
+        trained.append([torch.load(saved / f"model_{stage}_0.pt") for stage in range(2)])
+    assert {file.name for file in saved.glob("optimizer*")} == {
+        f"optimizer_{stage}_0_{replica}.pt" for stage in range(2) for replica in range(2)
+    }
+    for one, other in zip(*trained, strict=True):
+        assert one.keys() == other.keys()
+        assert all(
+            torch.equal(torch.as_tensor(each), torch.as_tensor(other[name])) for name, each in one.items()
+        )
