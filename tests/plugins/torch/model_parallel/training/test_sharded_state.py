@@ -15,6 +15,7 @@ from pipeline_models import Language, batches, language_loss
 from torch import Tensor, nn
 from torch_spawn import run
 
+import smdp
 import smdp.torch.model_parallel as smp
 
 STEPS = batches(4, 8)
@@ -196,6 +197,19 @@ def resume_on_three() -> None:
         assert smp.rdp_rank() > 0 or same(found["state"], expected)
 
 
+def guarded_save() -> None:
+    """A guard that is right without sharding is wrong with it."""
+    found = Job(1, is_sharded=True)
+    if smp.rdp_rank() == 0:
+        with pytest.raises(smdp.SmdpError, match="all ranks of the job must call"):
+            smp.save_checkpoint(os.environ["SMDP_TEST_FOLDER"], "one", True, None, found.optimizer)
+
+
+def resume_and_guard() -> None:
+    resume_on_three()
+    guarded_save()
+
+
 def test_one_partition_resumes_with_another_number_of_replicas(tmp_path: Path) -> None:
     run(one_partition, 2, env={"SMDP_TEST_FOLDER": str(tmp_path)})
-    run(resume_on_three, 3, env={"SMDP_TEST_FOLDER": str(tmp_path)})
+    run(resume_and_guard, 3, env={"SMDP_TEST_FOLDER": str(tmp_path)})

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from smdp._errors import SmdpError
 from smdp._shown import shown
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.checkpoints import full_checkpoint, partial_checkpoint
@@ -24,6 +25,10 @@ from smdp.torch.model_parallel.job.state import state
 _log = logging.getLogger(__name__)
 
 _NEWEST = "newest"
+_EVERYONE = (
+    "With shard_optimizer_state, all ranks of the job must call smp.save_checkpoint() with an optimizer, not"
+    " only those with smp.rdp_rank() 0."
+)
 
 
 def save_checkpoint(
@@ -80,7 +85,12 @@ def save_checkpoint(
         return
     meet(f"smp.save_checkpoint(tag={tag!r}, partial={bool(partial)})")
     folder = Path(path)
-    on_every_rank(lambda: folder.mkdir(parents=True, exist_ok=True), group)
+    try:
+        on_every_rank(lambda: folder.mkdir(parents=True, exist_ok=True), group)
+    except SmdpError as error:
+        if has_shards:
+            error.args = (f"{error.args[0]} {_EVERYONE}", *error.args[1:])
+        raise
     if partial:
         partial_checkpoint.save(folder, tag, model, optimizer, user_content)
     else:
