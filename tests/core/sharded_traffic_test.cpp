@@ -35,6 +35,7 @@ struct Case {
   DType dtype;
   Compression compression;
   ShardScope scope;
+  bool is_whole = false;  // each gradient has one owner
 };
 
 // A large matrix, which has its own buffer, and smaller ones.
@@ -63,7 +64,8 @@ std::uint64_t bytes_of_steps(const Layout& layout, const Case& given, ShardScope
     GradientReducerOptions options;
     options.compression = given.compression;
     options.shards = scope;
-    const std::vector<Gradient> gradients = model(given.dtype);
+    std::vector<Gradient> gradients = model(given.dtype);
+    for (Gradient& gradient : gradients) gradient.is_whole = given.is_whole && scope != ShardScope::kNone;
     GradientReducer reducer(group, gradients, options);
     std::vector<std::vector<std::byte>> values;
     for (const Gradient& gradient : gradients) values.emplace_back(gradient.count * size_of(given.dtype));
@@ -96,11 +98,12 @@ INSTANTIATE_TEST_SUITE_P(
                                      Case{DType::kFloat32, Compression::kNone, ShardScope::kHost},
                                      Case{DType::kBfloat16, Compression::kNone, ShardScope::kWorld},
                                      Case{DType::kFloat32, Compression::kBfloat16, ShardScope::kHost},
-                                     Case{DType::kFloat32, Compression::kInt8, ShardScope::kHost})),
+                                     Case{DType::kFloat32, Compression::kInt8, ShardScope::kHost},
+                                     Case{DType::kFloat32, Compression::kNone, ShardScope::kWorld, true})),
     [](const auto& info) {
       const Case& given = std::get<1>(info.param);
-      std::string name =
-          std::string(name_of(given.dtype)) + "_" + name_of(given.compression) + "_" + name_of(given.scope);
+      std::string name = std::string(name_of(given.dtype)) + "_" + name_of(given.compression) + "_" +
+                         name_of(given.scope) + (given.is_whole ? "_whole" : "");
       for (const int ranks : std::get<0>(info.param)) name += "_" + std::to_string(ranks);
       return name;
     });
