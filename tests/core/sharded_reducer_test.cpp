@@ -180,6 +180,41 @@ TEST_P(ShardedReducer, ParametersComeBackFromTheirOwners) {
   });
 }
 
+TEST_P(ShardedReducer, ParametersTravelBeforeTheStepEnds) {
+  run(std::get<0>(GetParam()), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, options());
+    const std::vector<ShardedBuffer>& buffers = reducer.sharded_buffers();
+    for (int number = 0; number < 3; ++number) {
+      Values values = gradients_of(gradients, group.rank(), number);
+      float empty = 0;
+      Values parameters;
+      std::vector<void*> data;
+      for (const ShardedBuffer& buffer : buffers) parameters.emplace_back(buffer.count, kPoison);
+      for (std::vector<float>& one : parameters) data.push_back(one.data());
+      for (std::size_t i = 0; i < values.size(); ++i) reducer.ready(i, values[i].empty() ? &empty : values[i].data());
+      EXPECT_THROW(reducer.gather(data), Error);
+      EXPECT_THROW(reducer.has_means(buffers.size()), InvalidArgument);
+      reducer.finish();
+      const std::unique_ptr<ParameterGather> gather = reducer.gather(data);
+      for (std::size_t buffer = 0; buffer < buffers.size(); ++buffer) {
+        reducer.wait(buffers[buffer].members.front().index);
+        EXPECT_TRUE(reducer.has_means(buffer));
+        for (const ShardedBuffer::Range& own : buffers[buffer].owned) {
+          for (std::size_t k = own.begin; k < own.end; ++k) parameters[buffer][k] = mean_at(reducer, buffer, k);
+        }
+        gather->ready(buffer);
+      }
+      gather->wait();
+      for_each_owned(reducer, [&](std::size_t buffer, std::size_t at, std::size_t, std::size_t) {
+        ASSERT_EQ(parameters[buffer][at], mean_at(reducer, buffer, at));
+      });
+      reducer.wait();
+      for (const std::vector<float>& one : parameters) EXPECT_EQ(std::count(one.begin(), one.end(), kPoison), 0);
+    }
+  });
+}
+
 TEST_P(ShardedReducer, ShardsAreEqual) {
   const Layout& layout = std::get<0>(GetParam());
   run(layout, [](Group& group) {
