@@ -12,6 +12,7 @@ from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.process_group.profiling import ranged
 
 _KEEPING = ("int8", "topk")
+_PARTS = 8  # in which an update is made; each has a cost of its own
 
 
 class MeansUnderWay:
@@ -28,7 +29,9 @@ class MeansUnderWay:
     def __init__(self, reducer: ShardedReducer, hooks: GradientHooks | None) -> None:
         self._reducer = reducer
         self._hooks = hooks
-        self._first = [buffer.members[0][0] for buffer in reducer.sharded_buffers]  # a gradient of each
+        buffers = reducer.sharded_buffers
+        self._first = [buffer.members[0][0] for buffer in buffers]  # a gradient of each
+        self._sizes = [buffer.count for buffer in buffers]
         self._lent: list[Tensor] = []
         self.is_over = True
 
@@ -64,18 +67,26 @@ class MeansUnderWay:
         if not self.is_over:
             self._lent.append(grad)
 
-    def in_order(self) -> Iterator[int]:
-        """Returns the fusion buffers as their means arrive, with the front layers as early as possible."""
+    def in_order(self) -> Iterator[list[int]]:
+        """Returns the fusion buffers as their means arrive, with the front layers as early as possible.
+
+        Buffers that have arrived come together, but not more than a part of all, so that the first can travel
+        back while others are updated.
+        """
         left = list(range(len(self._first)))
+        most = sum(self._sizes) / _PARTS
         while left:
-            front = left[-1]
-            if not self._has(front):
-                front = next((number for number in left if self._has(number)), front)
-            left.remove(front)
-            if not self.is_over:
-                with ranged("wait for gradients"):
-                    self._reducer.wait_for(self._first[front])
-            yield front
+            taken: list[int] = []
+            while left and (not taken or sum(self._sizes[number] for number in taken) < most):
+                number = self._next(left)
+                if taken and not self._has(number):
+                    break
+                if not self.is_over:
+                    with ranged("wait for gradients"):
+                        self._reducer.wait_for(self._first[number])
+                left.remove(number)
+                taken.append(number)
+            yield taken
 
     def end(self) -> None:
         """Waits until all means have arrived."""
@@ -85,6 +96,11 @@ class MeansUnderWay:
             self._reducer.wait()
         self.is_over = True
         self._lent.clear()
+
+    def _next(self, left: list[int]) -> int:
+        """Returns the buffer of the front layers, or one that has arrived earlier."""
+        front = left[-1]
+        return front if self._has(front) else next((number for number in left if self._has(number)), front)
 
     def _has(self, number: int) -> bool:
         return self.is_over or self._reducer.has_means(number)

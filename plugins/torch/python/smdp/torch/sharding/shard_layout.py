@@ -12,8 +12,9 @@ from torch.nn import Parameter
 
 from smdp.torch.data_parallel.averaged_gradients import ParameterGather, ShardedReducer
 
-# Optimizers make several passes over each piece. One of this size stays in a core's cache with its state.
-_PIECE_BYTES = 512 * 1024
+# Optimizers make several passes over each piece. One of this size and its temporary tensors stay in a cache,
+# and are too small for allocations that map memory.
+_PIECE_BYTES = 1 << 20
 
 
 class Piece(NamedTuple):

@@ -72,9 +72,10 @@ class ShardUpdate:
                 for number in range(self._layout.size):
                     gather.ready(number)
             else:
-                for number in self._means.in_order():
-                    self._step_part(self._layout.members(number))
-                    gather.ready(number)
+                for numbers in self._means.in_order():
+                    self._step_part(index for number in numbers for index in self._layout.members(number))
+                    for number in numbers:
+                        gather.ready(number)
                 self._means.end()
         finally:
             for pieces in self._state.pieces.values():

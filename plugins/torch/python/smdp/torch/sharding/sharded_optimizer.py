@@ -215,7 +215,7 @@ class ShardedOptimizer(OptimizerLink):
 
     def mean(self, index: int, lent: Tensor | None) -> Tensor:
         """Returns the mean of a gradient, of which this rank has its pieces."""
-        if lent is not None:
+        if lent is not None and self.layout.is_alone(index):
             self._means.lend(lent)
         early = None if self._early is None else self._early.take(index)
         pieces = self.layout.means(index, lent) if early is None else early
