@@ -6,6 +6,10 @@ import tempfile
 run(0)
 import torch.distributed as dist
 
+for number in (1, 3):
+    other = smdp.torch.DistributedDataParallel(torch.nn.Linear(8, 1))
+    run(number, {"smdp": smdp, "model": other, "optimizer": torch.optim.AdamW(other.parameters())})
+
 here = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
 dist.broadcast_object_list(here)
 os.chdir(here[0])
@@ -15,11 +19,11 @@ names = {
     "model": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)),
     "batch": torch.ones(8, 8),
 }
-run(1, names)
+run(2, names)
 names["pipe"].train_step(names["batch"], lambda output, part: output.square().mean())
 names["optimizer"].step()
 before = [parameter.detach().clone() for parameter in model.parameters()]
-run(2)
+run(4)
 assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
 assert optimizer.inner.state  # each rank has a part
 dist.destroy_process_group()
