@@ -153,7 +153,7 @@ def freezes_and_thaws() -> None:
     for is_sharded in (False, True):
         model = made(Chain)
         model.layers[:3].requires_grad_(False)
-        pipe = smdp.torch.pipeline(model, 2, 4, example_inputs=rows()[0])
+        pipe = smdp.torch.pipeline(model, 2, 4)
         optimizer: Optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
         if is_sharded:
             optimizer = ShardedOptimizer(optimizer, pipe)
