@@ -155,7 +155,7 @@ ROOMS: dict[str, set[str]] = {
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
     | {"initialization", "mesh", "process_group", "recompute"},
     "precision": {"pipelining.pipelined", "pipelining.tensors", "mesh", "optimizers"},
-    "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "mesh"},
+    "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "sharding", "optimizers", "mesh"},
     # SMP's API.
     "model_parallel.job": {"pipelining.transfers", "mesh"},
     "model_parallel.modules": _BELOW_ENGINE

@@ -1,7 +1,8 @@
-"""Checkpoints of a pipelined model, which can be loaded with any number of stages, replicas or processes.
+"""Checkpoints of a model, which can be loaded with any number of stages, replicas or processes.
 
 The format is that of `torch.distributed.checkpoint`. Entries have the names of the whole model, so a
-checkpoint does not depend on the stages. The optimizer's entries have the names of torch's flat state dict.
+checkpoint does not depend on the stages. The optimizer's entries have the names of torch's flat state dict,
+and do not depend on how its state is sharded.
 
     checkpoint.save("step-100", pipe, optimizer)
     checkpoint.load("step-100", pipe, optimizer)     # in a job of 2, 4 or 1 stages
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
@@ -23,10 +25,13 @@ from torch.optim import Optimizer
 from smdp.torch.checkpoints.safetensors_files import has_safetensors as has_safetensors
 from smdp.torch.checkpoints.safetensors_files import load_safetensors as load_safetensors
 from smdp.torch.checkpoints.safetensors_files import save_safetensors as save_safetensors
+from smdp.torch.checkpoints.saved_model import SavedModel, saved_model
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
+from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.pipelining.state_dicts.optimizer_state import load_named_state, named_state, room_for_state
 from smdp.torch.pipelining.state_dicts.state_entries import Entry, names_of, nearest
+from smdp.torch.sharding.readable_state import ReadableState
+from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
 
 __all__ = ["has_safetensors", "load", "load_safetensors", "save", "save_safetensors"]
 
@@ -35,83 +40,95 @@ _METADATA = ".metadata"  # torch writes this file last, so a checkpoint without 
 
 def save(
     path: str | PathLike[str],
-    pipe: PipelinedModule,
+    pipe: nn.Module,
     optimizer: Optimizer | None = None,
     *,
     weights: bool = True,
 ) -> None:
     """Writes a checkpoint. All ranks of the job must call it.
 
-    Each entry is written once. The lowest stage that uses a weight writes it, and the first data-parallel
-    replica writes for all replicas.
+    Each entry is written once. In a pipeline, the lowest stage that uses a weight writes it, and the first
+    data-parallel replica writes for all replicas. Each rank writes its part of a ShardedOptimizer's state.
 
     Args:
         path: A folder that all ranks can access. It must not contain a checkpoint, which would be lost if
             writing failed.
-        pipe: The result of pipeline().
+        pipe: The result of pipeline(), or a model in DistributedDataParallel.
         optimizer: An optimizer of its parameters, or None to save the model alone.
         weights: Whether to save parameters and buffers. Pass False if save_safetensors() saves them.
 
     Raises:
         ValueError: The folder contains a checkpoint, or the optimizer does not belong to the model.
+        TypeError: The model is neither split into stages nor data parallel.
         RuntimeError: A rank could not write. The message names the rank.
     """
-    folder = Path(path)
+    folder, model = Path(path), saved_model(pipe)
+    shards = _shards_of(optimizer)
     state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "pipeline": {}}
 
     def prepare() -> None:
         if (folder / _METADATA).exists():
             raise ValueError(f"[smdp] {folder} already contains a checkpoint. Save to another folder.")
-        own = {parameter: name for name, parameter in pipe.named_parameters()}
-        optimized = {} if optimizer is None else named_state(optimizer, own)
-        for name, entry in pipe.entries().items():
-            if entry.first_name == name and pipe.saves(entry):
-                if weights:
+        own = {parameter: name for name, parameter in model.named_parameters()}
+        held = None if shards is None else shards.saved()
+        optimized = {} if optimizer is None else named_state(optimizer, own, held)
+        for name, entry in model.entries().items():
+            if entry.first_name == name:
+                if weights and model.saves(entry):
                     state["model"][name] = (
                         entry.value.detach() if isinstance(entry.value, Tensor) else entry.value
                     )
-                state["optimizer"].update(optimized.get(name, {}))
-        if pipe.mesh.rank == 0:
-            state["pipeline"]["steps"] = pipe.steps
+                if model.saves(entry, is_sharded=shards is not None):
+                    state["optimizer"].update(optimized.get(name, {}))
+        if model.steps is not None and dist.get_rank(model.group) == 0:
+            state["pipeline"]["steps"] = model.steps
 
-    on_every_rank(prepare)
+    on_every_rank(prepare, model.group)
     try:
-        dcp.save({key: value for key, value in state.items() if value}, checkpoint_id=folder)
+        dcp.save(
+            {key: value for key, value in state.items() if value},
+            checkpoint_id=folder,
+            process_group=model.group,
+        )
     except CheckpointException as error:
         raise RuntimeError(f"[smdp] cannot save the checkpoint {folder}: {_reasons(error)}") from error
 
 
 def load(
     path: str | PathLike[str],
-    pipe: PipelinedModule,
+    pipe: nn.Module,
     optimizer: Optimizer | None = None,
     *,
     weights: bool = True,
 ) -> None:
-    """Loads a checkpoint written with any number of stages. All ranks of the job must call it.
+    """Loads a checkpoint written with any number of stages and ranks. All ranks of the job must call it.
 
     Values are copied into the existing parameters and buffers. The optimizer's state, its hyperparameters and
-    the number of steps, on which random numbers depend, are also restored.
+    the number of steps, on which a pipeline's random numbers depend, are also restored. Each rank reads its
+    part of a ShardedOptimizer's state, wherever it was written.
 
     Args:
         path: The folder. Load only checkpoints that you trust, because torch stores part of them as pickles.
-        pipe: The result of pipeline() for the same model. Stages, schedule and replicas may differ.
+        pipe: The result of pipeline() for the same model, or this model in DistributedDataParallel. Stages,
+            schedule and replicas may differ.
         optimizer: An optimizer of its parameters, created as before saving, or None to leave it out.
         weights: Whether to load parameters and buffers.
 
     Raises:
         ValueError: The checkpoint is incomplete; an entry is missing, unknown, or differs in shape or dtype;
             or the optimizer's groups differ from the saved ones. The model is left unchanged.
+        TypeError: The model is neither split into stages nor data parallel.
         RuntimeError: A rank could not read. The message names the rank. The model must not be used.
     """
-    folder = Path(path)
+    folder, model = Path(path), saved_model(pipe)
+    shards = _shards_of(optimizer)
     state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "pipeline": {}}
-    own = {parameter: name for name, parameter in pipe.named_parameters()}
+    own = {parameter: name for name, parameter in model.named_parameters()}
 
     def prepare() -> None:
         saved = _saved(folder)
         if weights:
-            state["model"].update(_room(folder, pipe, saved))
+            state["model"].update(_room(folder, model, saved))
         if "pipeline.steps" in saved:
             state["pipeline"]["steps"] = None
         if optimizer is not None:
@@ -124,30 +141,44 @@ def load(
                 raise ValueError(
                     f"[smdp] {folder} contains no optimizer state. Call load() without an optimizer."
                 )
-            state["optimizer"].update(room_for_state(optimizer, own, flat))
+            room = None if shards is None else shards.room
+            state["optimizer"].update(room_for_state(optimizer, own, flat, room))
 
-    on_every_rank(prepare)
+    def load_optimizer() -> None:
+        assert optimizer is not None
+        load_named_state(optimizer, own, state["optimizer"], fills_groups=shards is None)
+
+    on_every_rank(prepare, model.group)
     # The optimizer is loaded first, so that its errors occur before any parameter has changed.
-    _read(folder, {"optimizer": state["optimizer"], "pipeline": state["pipeline"]})
+    _read(folder, {"optimizer": state["optimizer"], "pipeline": state["pipeline"]}, model.group)
     if optimizer is not None:
-        on_every_rank(lambda: load_named_state(optimizer, own, state["optimizer"]))
+        on_every_rank(load_optimizer, model.group)
     if weights:
-        _read(folder, {"model": state["model"]})
-        # Tensors have already been filled in place; this loads the other entries.
-        pipe.load_state_dict(
-            {name: item for name, item in state["model"].items() if not isinstance(item, Tensor)},
-            strict=False,
+        _read(folder, {"model": state["model"]}, model.group)
+        # Tensors have already been filled in place.
+        model.load_others(
+            {name: item for name, item in state["model"].items() if not isinstance(item, Tensor)}
         )
-    pipe.steps = state["pipeline"].get("steps", pipe.steps)
+    if "steps" in state["pipeline"]:
+        model.steps = state["pipeline"]["steps"]
+
+
+def _shards_of(optimizer: Optimizer | None) -> ReadableState | None:
+    """Returns the state of the ShardedOptimizer in a chain of optimizers."""
+    while isinstance(optimizer, OptimizerLink):
+        if isinstance(optimizer, ShardedOptimizer):
+            return optimizer.readable
+        optimizer = optimizer.inner
+    return None
 
 
 # The shape and dtype of a tensor, or None for any other value.
 _Described = tuple[torch.Size, torch.dtype] | None
 
 
-def _read(folder: Path, state: dict[str, dict[str, Any]]) -> None:
+def _read(folder: Path, state: dict[str, dict[str, Any]], group: dist.ProcessGroup | None) -> None:
     try:
-        dcp.load(state, checkpoint_id=folder)
+        dcp.load(state, checkpoint_id=folder, process_group=group)
     except CheckpointException as error:
         raise RuntimeError(f"[smdp] cannot load the checkpoint {folder}: {_reasons(error)}") from error
 
@@ -166,9 +197,9 @@ def _saved(folder: Path) -> dict[str, _Described]:
     }
 
 
-def _room(folder: Path, pipe: PipelinedModule, saved: dict[str, _Described]) -> dict[str, Any]:
+def _room(folder: Path, model: SavedModel, saved: dict[str, _Described]) -> dict[str, Any]:
     """Returns this rank's entries by name, with the tensors to fill."""
-    entries = pipe.entries()
+    entries = model.entries()
     # A checkpoint that torch wrote from a whole model may have tied weights under all of their names.
     unknown = [name for name in _names(saved) if name not in entries]
     if unknown:
@@ -178,7 +209,7 @@ def _room(folder: Path, pipe: PipelinedModule, saved: dict[str, _Described]) -> 
         )
     room: dict[str, Any] = {}
     for name, entry in entries.items():
-        if entry.first_name == name and pipe.holds(entry):
+        if entry.first_name == name and model.holds(entry):
             _check(folder, name, entry, saved)
             room[name] = entry.value.detach() if isinstance(entry.value, Tensor) else None
     return room

@@ -56,12 +56,14 @@ class ShardLayout:
     Args:
         reducer: A reducer whose `shards` are "world" or "host".
         parameters: The parameters, by index. Each is dense; see `is_dense()`.
-        names: Their names, for messages.
+        names: Their names.
         whole: The indices of the parameters that the reducer does not cut.
         common: Memory that the ranks of a host have in common, into which all parameters move. None: each
             rank has its own.
 
     Attributes:
+        parameters: The parameters, by index.
+        names: Their names.
         pieces: The pieces of each parameter that this rank owns, by index.
         whole: The indices of the parameters that are not cut. Their pieces have the parameter's shape.
     """
@@ -77,8 +79,8 @@ class ShardLayout:
         self.whole = frozenset(whole)
         self._reducer = reducer
         self._common = common
-        self._parameters = parameters
-        self._names = names
+        self.parameters = parameters
+        self.names = names
         self._buffers = reducer.sharded_buffers
         self.pieces: list[list[Piece]] = [[] for _ in parameters]
         self._place: dict[int, tuple[int, int]] = {}  # buffer and offset of each parameter, by index
@@ -124,7 +126,7 @@ class ShardLayout:
         """Returns a piece in the form in which the optimizer updates it, given its values in memory order."""
         if index not in self.whole:
             return piece
-        parameter = self._parameters[index]
+        parameter = self.parameters[index]
         return piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
 
     def means(self, index: int, lent: Tensor | None) -> list[Tensor]:
@@ -149,8 +151,9 @@ class ShardLayout:
 
     def cut(self, index: int, tensor: Tensor) -> list[Tensor]:
         """Returns flat copies of this rank's pieces of a tensor that has a parameter's shape."""
-        laid_out = self.empty(index, tensor.dtype).copy_(tensor)
-        flat = flattened(laid_out)
+        if tensor.stride() != self.parameters[index].stride() or not tensor.is_cpu:
+            tensor = self.empty(index, tensor.dtype).copy_(tensor)
+        flat = flattened(tensor)
         return [flat[piece.begin : piece.end].clone() for piece in self.pieces[index]]
 
     def put(self, index: int, number: int, values: Tensor, into: Tensor) -> None:
@@ -168,7 +171,7 @@ class ShardLayout:
 
     def empty(self, index: int, dtype: torch.dtype) -> Tensor:
         """Returns a new tensor that is laid out like a parameter."""
-        parameter = self._parameters[index]
+        parameter = self.parameters[index]
         return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
 
     def gather(self) -> ParameterGather:
@@ -178,7 +181,7 @@ class ShardLayout:
         """
         if self._common is not None:
             self._common.await_host()
-            for index in range(len(self._parameters)):
+            for index in range(len(self.parameters)):
                 self._bring_back(index, self.pieces[index])  # the ranks that update them bring the others
         return self._reducer.gather([flat.data_ptr() for flat in self._flat], self._common is not None)
 
@@ -190,10 +193,10 @@ class ShardLayout:
         Raises:
             RuntimeError: A parameter has another dtype, shape, device or memory order than before.
         """
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self.parameters):
             if (found := _form(parameter)) != self._forms[index] or not parameter.is_cpu:
                 raise RuntimeError(
-                    f"[smdp] parameter {self._names[index]!r} was {_described(self._forms[index])} on the CPU"
+                    f"[smdp] parameter {self.names[index]!r} was {_described(self._forms[index])} on the CPU"
                     f" when a ShardedOptimizer distributed it, and is now {_described(found)} on"
                     f" {parameter.device}. Convert the model before wrapping it and its optimizer."
                 )
@@ -201,7 +204,7 @@ class ShardLayout:
                 self._bring_back(index, [Piece(0, parameter.numel())])
 
     def _bring_back(self, index: int, pieces: Sequence[Piece]) -> None:
-        parameter, (number, offset) = self._parameters[index], self._place[index]
+        parameter, (number, offset) = self.parameters[index], self._place[index]
         flat = self._flat[number]
         if parameter.numel() and parameter.data_ptr() != flat.data_ptr() + offset * flat.element_size():
             self._bind(parameter, number, offset, pieces)
@@ -209,7 +212,7 @@ class ShardLayout:
     def _flattened(self, number: int) -> Tensor:
         """Moves the parameters of a buffer into flat memory, and returns it."""
         buffer = self._buffers[number]
-        members = [(self._parameters[index], offset) for index, offset, _ in buffer.members]
+        members = [(self.parameters[index], offset) for index, offset, _ in buffer.members]
         if self._common is not None:
             flat = self._common.take(buffer.count, members[0][0].dtype)
         elif buffer.is_alone:

@@ -23,6 +23,7 @@ from smdp.torch.sharding.early_means import EarlyMeans
 from smdp.torch.sharding.host_parameters import HostParameters, check_same_choice, tell_unusable
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
+from smdp.torch.sharding.readable_state import ReadableState
 from smdp.torch.sharding.returning_parameters import ReturningParameters
 from smdp.torch.sharding.scope_choice import check_host_scope, choose, demand_of
 from smdp.torch.sharding.shard_layout import Piece, ShardLayout, is_dense
@@ -73,6 +74,7 @@ class ShardedOptimizer(OptimizerLink):
 
     Attributes:
         layout: Which pieces of the parameters this rank owns.
+        readable: The state of each parameter, for checkpoints.
 
     Raises:
         ValueError: The optimizer, the model or the scope is not supported.
@@ -142,6 +144,7 @@ class ShardedOptimizer(OptimizerLink):
         for one in given:
             self._state.add(one, ways.keys)
         self._whole: dict[int, Any] | None = None
+        self.readable = ReadableState(self._state, self.layout, is_saved=owners.is_counted)
         self._returning = ReturningParameters(self.layout, hooks.parameters, self._state.pieces, self._watch)
         self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means)
         self._waits: ForwardWaits | None = None
@@ -329,13 +332,32 @@ class ShardedOptimizer(OptimizerLink):
                 "[smdp] the state of a ShardedOptimizer is distributed over the ranks. Call"
                 " optimizer.consolidate(to=0) on all ranks, then state_dict() on rank 0."
             )
-        return {"state": self._whole, "param_groups": self._state.groups()}
+        state = {number: dict(entry) for number, entry in self._whole.items()}
+        return {"state": state, "param_groups": self._state.groups()}
+
+    def local_state(self) -> dict[str, list[tuple[Piece, dict[str, Any]]]]:
+        """Returns this rank's part of the state, by the names of the parameters.
+
+        The dicts are new, but their tensors are the optimizer's own. A tensor with one number for each
+        element is one-dimensional and in memory order, unless the optimizer needs whole tensors.
+
+        Returns:
+            For each parameter, this rank's ranges of its elements, and the state of each range. The list is
+            empty for a parameter of which this rank owns nothing.
+
+        Example:
+            >>> for name, ranges in optimizer.local_state().items():  # doctest: +SKIP
+            ...     for piece, state in ranges:
+            ...         print(name, piece.begin, piece.end, state["exp_avg"].norm())
+        """
+        return self.readable.local()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes this rank's pieces of the state of an unsharded optimizer, or of a consolidated one.
 
         Raises:
-            ValueError: The groups or the shapes differ from this optimizer's.
+            ValueError: The state is that of another optimizer, or of other parameters. Nothing is changed
+                then.
         """
         self.settle()
         self.layout.bring_back()

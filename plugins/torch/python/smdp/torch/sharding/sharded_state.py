@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,20 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from smdp.torch.sharding.loaded_state import check_loaded
 from smdp.torch.sharding.shard_layout import ShardLayout, flattened
 from smdp.torch.sharding.shard_owners import ShardOwners
+from smdp.torch.sharding.sharded_values import ShardedValues
 from smdp.torch.sharding.trial import StateKeys
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+class _Kind(NamedTuple):
+    """The form of a tensor in the state, which is that of the parameter if the shape is None."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None
 
 
 class ShardedState:
@@ -55,6 +66,15 @@ class ShardedState:
         """Returns this rank's pieces of a parameter."""
         return self.pieces[self.index_of[id(parameter)]]
 
+    def of(self, piece: Parameter) -> dict[Any, Any]:
+        """Returns the optimizer's state of a piece, which is empty before the first step."""
+        found: dict[Any, Any] = self._optimizer.state.get(piece, {})
+        return found
+
+    def is_cut(self, key: Any, value: object, shape: torch.Size) -> bool:
+        """Returns whether a value of the state has one number for each element of a parameter or piece."""
+        return isinstance(value, Tensor) and value.shape == shape and key not in self.keys.per_parameter
+
     def groups(self) -> list[dict[str, Any]]:
         """Returns the optimizer's groups as a state dict has them, with numbers in place of parameters."""
         packed: list[dict[str, Any]] = []
@@ -66,7 +86,11 @@ class ShardedState:
         return packed
 
     def collect(self, to: int) -> dict[int, Any] | None:
-        """Returns the whole state by number on the global rank `to`, and None on the others. Collective."""
+        """Returns the whole state by number on the global rank `to`, and None on the others. Collective.
+
+        The other ranks have one whole tensor at a time.
+        """
+        is_here = dist.get_rank() == to
         numbered = [one for group in self._optimizer.param_groups for one in group["params"]]
         own = [self._kinds(parameter) for parameter in numbered]
         told: list[Any] = [None] * dist.get_world_size(self._owners.group)
@@ -76,36 +100,32 @@ class ShardedState:
             kinds: dict[Any, Any] = {}
             for each in told:
                 for key, kind in each[number].items():
-                    if key not in kinds or isinstance(kind, torch.dtype):
+                    if key not in kinds or isinstance(kind, _Kind):
                         kinds[key] = kind
-            entry = {
-                key: self._collected(parameter, key, kind, to) if isinstance(kind, torch.dtype) else kind[0]
-                for key, kind in kinds.items()
-            }
-            if entry:
-                whole[number] = entry
-        return whole if dist.get_rank() == to else None
+            for key, kind in kinds.items():
+                is_tensor = isinstance(kind, _Kind)
+                value = self._collected(parameter, key, kind, to) if is_tensor else kind
+                if is_here:
+                    whole.setdefault(number, {})[key] = value
+        return whole if is_here else None
 
     def load(self, given: Mapping[str, Any]) -> None:
         """Takes this rank's pieces of a whole state, and the options of its groups.
 
         Raises:
-            ValueError: The state has other groups, or a tensor of another shape. Nothing is changed then.
+            ValueError: The state is that of another optimizer, or of other parameters. Nothing is changed
+                then.
         """
+        check_loaded(self._optimizer, given, lambda one: self._layout.names[self.index_of[id(one)]])
         groups, theirs = self._optimizer.param_groups, given["param_groups"]
-        if [len(one["params"]) for one in theirs] != [len(one["params"]) for one in groups]:
-            raise ValueError(
-                "[smdp] the loaded state has parameter groups of"
-                f" {[len(one['params']) for one in theirs]} parameters, and this optimizer of"
-                f" {[len(one['params']) for one in groups]}. Create the optimizer with the same groups as"
-                " when the state was saved."
-            )
         cut: dict[int, list[dict[str, Any]] | None] = {}
         for group, saved in zip(groups, theirs, strict=True):
             for parameter, number in zip(group["params"], saved["params"], strict=True):
                 index = self.index_of[id(parameter)]
                 whole = given["state"].get(number)
-                cut[index] = None if whole is None else self._cut(index, parameter, _cast(whole, parameter))
+                cut[index] = None if whole is None else self._cut(index, parameter, whole)
+                for each in cut[index] or []:
+                    _cast(each, parameter)
         for index, state in cut.items():
             for piece in self.pieces[index]:
                 self._optimizer.state.pop(piece, None)
@@ -122,46 +142,52 @@ class ShardedState:
         """Returns the state of this rank's pieces, given that of the whole parameter."""
         cut: list[dict[str, Any]] = [{} for _ in self.pieces[index]]
         for key, value in whole.items():
-            if isinstance(value, Tensor) and key in self.keys.per_element and value.shape != parameter.shape:
-                raise ValueError(
-                    f"[smdp] the state {key!r} has shape {tuple(value.shape)}, and its parameter"
-                    f" {tuple(parameter.shape)}. Load the state of an optimizer of the same model."
-                )
-            if self._is_cut(key, value, parameter.shape):
-                values = [self._layout.shaped(index, one) for one in self._layout.cut(index, value)]
+            if self.is_cut(key, value, parameter.shape):
+                is_mine = isinstance(value, ShardedValues)
+                flat = value.pieces if is_mine else self._layout.cut(index, value)
+                values = [self._layout.shaped(index, one) for one in flat]
             else:
                 values = [copy.deepcopy(value) for _ in cut]
             for state, one in zip(cut, values, strict=True):
                 state[key] = one
         return cut
 
-    def _is_cut(self, key: Any, value: object, shape: torch.Size) -> bool:
-        return isinstance(value, Tensor) and value.shape == shape and key not in self.keys.per_parameter
-
     def _kinds(self, parameter: Parameter) -> dict[Any, Any]:
-        """Returns the dtype of each tensor that is cut, and everything else in a tuple."""
+        """Returns the forms of tensors that this rank has a part of or may have alone, and other values."""
         kinds: dict[Any, Any] = {}
+        is_whole = self.index_of[id(parameter)] in self._layout.whole
         for piece in self.pieces_of(parameter):
-            for key, value in self._optimizer.state.get(piece, {}).items():
-                kinds[key] = value.dtype if self._is_cut(key, value, piece.shape) else (value,)
+            for key, value in self.of(piece).items():
+                if self.is_cut(key, value, piece.shape):
+                    kinds[key] = _Kind(value.dtype, None)
+                elif is_whole and isinstance(value, Tensor) and value.dim():
+                    kinds[key] = _Kind(value.dtype, tuple(value.shape))
+                else:
+                    kinds[key] = value
         return kinds
 
-    def _collected(self, parameter: Parameter, key: Any, dtype: torch.dtype, to: int) -> Tensor:
+    def _collected(self, parameter: Parameter, key: Any, kind: _Kind, to: int) -> Tensor:
         index = self.index_of[id(parameter)]
-        found = self._layout.empty(index, dtype).zero_()
-        flat = flattened(found)
+        if kind.shape is None:
+            found = self._layout.empty(index, kind.dtype).zero_()
+        else:
+            found = torch.zeros(kind.shape, dtype=kind.dtype)
         if self._owners.is_counted:
             for number, piece in enumerate(self.pieces[index]):
-                if (value := self._optimizer.state.get(piece, {}).get(key)) is not None:
+                if (value := self.of(piece).get(key)) is None:
+                    continue
+                if kind.shape is None:
                     self._layout.put(index, number, value, found)
-        dist.reduce(flat, to, group=self._owners.group)
+                else:
+                    found.copy_(value)
+        # The sum of integers keeps the bits: one rank has them, and the others have zeros.
+        dist.reduce(flattened(found).view(_INTEGERS[kind.dtype.itemsize]), to, group=self._owners.group)
         return found
 
 
-def _cast(whole: Mapping[Any, Any], parameter: Parameter) -> dict[Any, Any]:
-    """Returns the state in the parameter's dtype, as torch loads it."""
-    is_cast = parameter.is_floating_point()
-    return {
-        key: value.to(parameter.dtype) if isinstance(value, Tensor) and is_cast and key != "step" else value
-        for key, value in whole.items()
-    }
+def _cast(state: dict[Any, Any], parameter: Parameter) -> None:
+    """Converts a state to the parameter's dtype, as torch loads it."""
+    if parameter.is_floating_point():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and key != "step":
+                state[key] = value.to(parameter.dtype)

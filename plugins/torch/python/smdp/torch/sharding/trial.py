@@ -23,14 +23,21 @@ class StateKeys(NamedTuple):
     Attributes:
         per_element: Keys of tensors of the parameter's shape.
         per_parameter: Keys of everything else.
+        always: Those that it has stored for every parameter, whatever its shape; None if nothing was tried.
     """
 
     per_element: frozenset[Any]
     per_parameter: frozenset[Any]
+    always: frozenset[Any] | None = None
 
     def merged(self, other: StateKeys) -> StateKeys:
         """Returns the keys of both."""
-        return StateKeys(self.per_element | other.per_element, self.per_parameter | other.per_parameter)
+        known = [one.always for one in (self, other) if one.always is not None]
+        return StateKeys(
+            self.per_element | other.per_element,
+            self.per_parameter | other.per_parameter,
+            frozenset.intersection(*known) if known else None,
+        )
 
 
 NO_KEYS = StateKeys(frozenset(), frozenset({"step"}))
@@ -79,8 +86,10 @@ def trained(optimizer: Optimizer, group: Mapping[str, Any], values: Sequence[Seq
         for key, value in trial.state.get(parameter, {}).items():
             is_cut = isinstance(value, Tensor) and value.shape == parameter.shape
             (per_element if is_cut else per_parameter).add(key)
+    always = frozenset.intersection(*(frozenset(trial.state.get(one, {})) for one in parameters))
     return Trial(
-        [one.detach() for one in parameters], StateKeys(frozenset(per_element), frozenset(per_parameter))
+        [one.detach() for one in parameters],
+        StateKeys(frozenset(per_element), frozenset(per_parameter), always),
     )
 
 

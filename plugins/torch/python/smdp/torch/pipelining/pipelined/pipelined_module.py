@@ -361,9 +361,9 @@ class PipelinedModule(nn.Module):
         """Returns whether a stage of this rank holds an entry."""
         return not entry.stages.isdisjoint(self._own)
 
-    def saves(self, entry: Entry) -> bool:
-        """Returns whether this rank, in the first replica, has the stage that saves an entry."""
-        return self.mesh.replica == 0 and entry.saver in self._own
+    def saves(self, entry: Entry, *, any_replica: bool = False) -> bool:
+        """Returns whether this rank, in the first replica or in any, has the stage that saves an entry."""
+        return (any_replica or self.mesh.replica == 0) and entry.saver in self._own
 
     @property
     def process_group(self) -> ProcessGroupSmdp:

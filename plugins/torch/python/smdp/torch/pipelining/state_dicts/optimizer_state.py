@@ -7,7 +7,7 @@ group, because the members of a group differ between ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,20 +15,32 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from smdp.torch.pipelining.state_dicts.state_entries import names_of
+
 # Keys of a group that are not hyperparameters.
 _MEMBERS = ("params", "param_names")
 
 
-def named_state(optimizer: Optimizer, names: Mapping[Parameter, str]) -> dict[str, dict[str, Any]]:
+def named_state(
+    optimizer: Optimizer,
+    names: Mapping[Parameter, str],
+    state: Mapping[Parameter, Mapping[str, Any]] | None = None,
+) -> dict[str, dict[str, Any]]:
     """Returns the state and hyperparameters of each parameter under flat keys, by the parameter's name.
+
+    Args:
+        optimizer: The optimizer of this rank's parameters.
+        names: The names of these parameters.
+        state: What this rank has of the state of each parameter. Default: the optimizer's.
 
     Raises:
         ValueError: The optimizer holds a parameter without a name, or state other than tensors and numbers.
     """
     found = {}
+    state = optimizer.state if state is None else state
     for name, parameter, group in _members(optimizer, names):
         flat = {f"param_groups.{name}.{key}": item for key, item in group.items() if key not in _MEMBERS}
-        for key, item in optimizer.state.get(parameter, {}).items():
+        for key, item in state.get(parameter, {}).items():
             if not isinstance(item, (Tensor, int, float, bool, type(None))):
                 raise ValueError(
                     f"[smdp] {type(optimizer).__name__} keeps a {type(item).__name__} {key!r} for parameter"
@@ -40,13 +52,21 @@ def named_state(optimizer: Optimizer, names: Mapping[Parameter, str]) -> dict[st
     return found
 
 
-def load_named_state(optimizer: Optimizer, names: Mapping[Parameter, str], flat: Mapping[str, Any]) -> None:
+def load_named_state(
+    optimizer: Optimizer,
+    names: Mapping[Parameter, str],
+    flat: Mapping[str, Any],
+    *,
+    fills_groups: bool = True,
+) -> None:
     """Loads state and hyperparameters into an optimizer.
 
     Args:
         optimizer: The optimizer of this rank's parameters.
         names: The names of these parameters.
         flat: The results of named_state() for all of these parameters, merged.
+        fills_groups: Whether the optimizer needs groups with all of its hyperparameters. Those that `flat`
+            lacks keep their values.
 
     Raises:
         ValueError: Parameters of one group have different hyperparameters.
@@ -69,7 +89,8 @@ def load_named_state(optimizer: Optimizer, names: Mapping[Parameter, str], flat:
             places[parameter] = len(places)
             if ("state", name) in by_name:
                 states[places[parameter]] = by_name["state", name]
-        groups.append({**group, **taken, "params": [places[parameter] for parameter in group["params"]]})
+        kept = group if fills_groups else {}
+        groups.append({**kept, **taken, "params": [places[parameter] for parameter in group["params"]]})
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
@@ -77,6 +98,7 @@ def room_for_state(
     optimizer: Optimizer,
     names: Mapping[Parameter, str],
     saved: Mapping[str, tuple[torch.Size, torch.dtype] | None],
+    room: Callable[[Parameter, str, torch.Size, torch.dtype], Tensor] | None = None,
 ) -> dict[str, Any]:
     """Returns uninitialized tensors for the state that a checkpoint holds of an optimizer's parameters.
 
@@ -84,9 +106,12 @@ def room_for_state(
         optimizer: The optimizer of this rank's parameters.
         names: The names of these parameters.
         saved: The flat keys of the checkpoint, with shape and dtype for tensors.
+        room: Returns the tensor to fill, given a parameter and the key, shape and dtype of a part of its
+            state. Default: a whole tensor.
 
     Raises:
-        ValueError: The checkpoint lacks a parameter of the optimizer.
+        ValueError: The checkpoint lacks a parameter of the optimizer, or has one of this rank that the
+            optimizer does not train.
     """
     by_name: dict[str, list[str]] = {}
     wanted = set(names.values())
@@ -94,7 +119,7 @@ def room_for_state(
         name = _parts(key)[1]
         if name in wanted:
             by_name.setdefault(name, []).append(key)
-    room: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, parameter, _ in _members(optimizer, names):
         if name not in by_name:
             raise ValueError(
@@ -105,12 +130,21 @@ def room_for_state(
         for key in by_name[name]:
             described = saved[key]
             if described is None:
-                room[key] = None
+                found[key] = None
+            elif room is not None:
+                found[key] = room(parameter, _parts(key)[2], *described)
             else:
                 # AdamW's step counter stays on the host; load_state_dict moves tensors that belong elsewhere.
                 device = parameter.device if len(described[0]) > 0 else "cpu"
-                room[key] = torch.empty(described[0], dtype=described[1], device=device)
-    return room
+                found[key] = torch.empty(described[0], dtype=described[1], device=device)
+        del by_name[name]
+    if by_name:
+        raise ValueError(
+            f"[smdp] the checkpoint has optimizer state for {names_of(list(by_name))}, which"
+            f" {type(optimizer).__name__} does not train. Create the optimizer with the same parameters as"
+            " when the checkpoint was saved, or call load() without an optimizer."
+        )
+    return found
 
 
 def _members(

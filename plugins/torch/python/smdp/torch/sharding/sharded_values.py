@@ -1,0 +1,146 @@
+"""A tensor of an optimizer's state of which each rank has pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from smdp.torch.sharding.boxes import Box, boxes_of, memory_order
+from smdp.torch.sharding.shard_layout import Piece
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
+
+
+class ShardedValues(Tensor):
+    """A tensor whose values are distributed over ranks.
+
+    `torch.distributed.checkpoint` saves this rank's pieces and loads them, and needs nothing else than the
+    three methods with underscores. Pieces are written as boxes of the whole tensor, so a checkpoint can be
+    read into whole tensors, or into other pieces.
+
+    Attributes:
+        pieces: One-dimensional tensors, this rank's values in memory order.
+    """
+
+    pieces: list[Tensor]
+    _memory: list[tuple[Piece, Tensor]]  # one-dimensional tensors with the pieces, and their places
+
+    @staticmethod
+    def __new__(
+        cls, like: Tensor, dtype: torch.dtype, ranges: Sequence[Piece], pieces: list[Tensor]
+    ) -> ShardedValues:
+        """Creates a tensor that is laid out like another one.
+
+        Args:
+            like: Has the shape and strides, for example a parameter.
+            dtype: The dtype of the values.
+            ranges: The places of this rank's pieces.
+            pieces: Their values.
+        """
+        made: ShardedValues = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=dtype, device="cpu"
+        )
+        made.pieces = pieces
+        made._memory = list(zip(ranges, pieces, strict=True))
+        return made
+
+    @classmethod
+    def in_one_memory(cls, like: Tensor, dtype: torch.dtype, ranges: Sequence[Piece]) -> ShardedValues:
+        """Creates a tensor with uninitialized values, in which pieces that follow each other are contiguous.
+
+        Args:
+            like: Has the shape and strides.
+            dtype: The dtype of the values.
+            ranges: The places of this rank's pieces, in ascending order.
+        """
+        runs: list[Piece] = []
+        for place in ranges:
+            begin = runs.pop().begin if runs and runs[-1].end == place.begin else place.begin
+            runs.append(Piece(begin, place.end))
+        memory = [(run, torch.empty(run.end - run.begin, dtype=dtype)) for run in runs]
+        pieces = [
+            flat[place.begin - run.begin : place.end - run.begin]
+            for run, flat in memory
+            for place in ranges
+            if run.begin <= place.begin < run.end
+        ]
+        made = cls(like, dtype, ranges, pieces)
+        made._memory = memory
+        return made
+
+    def __repr__(self) -> str:
+        """Returns the shape and the number of this rank's values."""
+        own = sum(piece.numel() for piece in self.pieces)
+        return f"ShardedValues({tuple(self.shape)}, {self.dtype}, {own} values on this rank)"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses copies, in which the values of other ranks would be missing."""
+        raise TypeError(
+            f"[smdp] state of shape {tuple(self.shape)} is distributed over the ranks, so it cannot be copied"
+            " or pickled. Save it with checkpoint.save(), or call consolidate() on the optimizer first."
+        )
+
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
+        """Returns what this rank writes."""
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                MetadataIndex(fqn, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk, properties, self.shape),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Returns the parts of the whole tensor that this rank has."""
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        return [
+            ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box, _ in self._boxes()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """Returns one of these parts, which shares its memory with a piece."""
+        for box, flat in self._boxes():
+            if box.offsets == index.offset:
+                order = memory_order(self.shape, self.stride())
+                inverse = [order.index(dim) for dim in range(len(order))]
+                return flat.view([box.sizes[dim] for dim in order]).permute(inverse)
+        raise ValueError(f"[smdp] {index} is not on this rank, which has {self!r}.")
+
+    def _boxes(self) -> Iterator[tuple[Box, Tensor]]:
+        """Yields this rank's boxes and their values in memory order."""
+        order = memory_order(self.shape, self.stride())
+        for place, flat in self._memory:
+            begin = 0
+            for box in boxes_of(self.shape, order, place.begin, place.end):
+                end = begin + torch.Size(box.sizes).numel()
+                yield box, _with_own_storage(flat, begin, end)
+                begin = end
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuses operations."""
+        raise RuntimeError(
+            f"[smdp] {func} of an optimizer's state whose values are distributed over the ranks. Call"
+            " local_state() on the optimizer for the values of this rank."
+        )
+
+
+def _with_own_storage(flat: Tensor, begin: int, end: int) -> Tensor:
+    """Returns a range of a one-dimensional tensor, in the same memory but with a storage of its own.
+
+    torch would copy a view of a larger storage before it saves it, and keep the copies until the file ends.
+    """
+    data = memoryview(flat.detach().view(torch.uint8).numpy())
+    size = flat.element_size()
+    return torch.frombuffer(data[begin * size : end * size], dtype=flat.dtype)
