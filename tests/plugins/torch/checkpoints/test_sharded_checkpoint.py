@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from sharded_models import OPTIMIZERS
+from pipeline_models import Language, batches, language_loss, made
+from sharded_models import OPTIMIZERS, adamw, backward, deep
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch_spawn import run
 
+import smdp.torch
 from smdp.torch import DistributedDataParallel, ShardedOptimizer
 from smdp.torch.checkpoints import checkpoint
 
@@ -210,5 +213,158 @@ def torch_alone_reads(saved: Path, model: nn.Module, plain: Optimizer) -> None:
     }
 
 
+def grouped(module: nn.Module) -> Optimizer:
+    own = list(module.parameters())
+    heavy, light = ([one for one in own if (one.dim() > 1) == is_heavy] for is_heavy in (True, False))
+    return torch.optim.AdamW([{"params": heavy, "weight_decay": 0.1}, {"params": light, "lr": 3e-3}], lr=1e-2)
+
+
+def staged(is_sharded: bool) -> tuple[Any, Optimizer]:
+    pipe = smdp.torch.pipeline(made(language), 2, 4)
+    plain = grouped(pipe)
+    return pipe, ShardedOptimizer(plain, pipe) if is_sharded else plain
+
+
+def replicated(scope: str | None) -> tuple[Any, Optimizer]:
+    model = DistributedDataParallel(made(language))
+    plain = grouped(model)
+    return model, plain if scope is None else ShardedOptimizer(plain, model, scope)
+
+
+def language() -> nn.Module:
+    return Language(4, tied=True)
+
+
+def named(model: Any, optimizer: Optimizer) -> dict[str, Any]:
+    """Returns the parameters and their state by name, whichever rank has them."""
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.consolidate()
+    names = {parameter: name for name, parameter in getattr(model, "module", model).named_parameters()}
+    mine: dict[str, Any] = {names[one]: bits(one) for one in model.parameters()}
+    first = dist.get_process_group_ranks(model.process_group)[0]
+    if not isinstance(optimizer, ShardedOptimizer) or dist.get_rank() == first:
+        numbered = [names[one] for group in optimizer.param_groups for one in group["params"]]
+        for number, entry in optimizer.state_dict()["state"].items():
+            mine |= {f"{numbered[number]} {key}": bits(value) for key, value in entry.items()}
+    told: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    found: dict[str, Any] = {}
+    for each in told:
+        for key, value in each.items():
+            assert torch.equal(found.setdefault(key, value), value), key
+    return found
+
+
+def changes_the_layout() -> None:
+    """From data parallel to two stages of two replicas, and back."""
+    folder = Path(os.environ["SAVE"])
+    model, optimizer = replicated("world")
+    for batch in batches(2, 8):
+        optimizer.zero_grad()
+        mine = {name: item.chunk(4)[dist.get_rank()] for name, item in batch.items()}
+        language_loss(model(**mine), mine).backward()
+        optimizer.step()
+    expected = named(model, optimizer)
+    assert "words.weight exp_avg_sq" in expected
+    checkpoint.save(folder / "data parallel", model, optimizer)
+    for is_sharded in (True, False):
+        pipe, its = staged(is_sharded)
+        checkpoint.load(folder / "data parallel", pipe, its)
+        expect_same(named(pipe, its), expected, is_sharded)
+        if is_sharded:
+            its.zero_grad()
+            part = {name: item.chunk(2)[pipe.mesh.replica] for name, item in batches(3, 8)[2].items()}
+            pipe.train_step(part, language_loss)
+            its.step()
+            checkpoint.save(folder / "stages", pipe, its)
+            trained = named(pipe, its)
+    for scope in ("world", "host", None):
+        model, optimizer = replicated(scope)
+        checkpoint.load(folder / "stages", model, optimizer)
+        expect_same(named(model, optimizer), trained, scope)
+
+
+def resumes() -> None:
+    resumes_anywhere()
+    changes_the_layout()
+
+
 def test_every_world_and_scope_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    run(resumes_anywhere, 4, hosts=[0, 0, 1, 1], env={"SAVE": str(tmp_path)})
+    run(resumes, 4, hosts=[0, 0, 1, 1], env={"SAVE": str(tmp_path)})
+
+
+def small(optimizer: Any, make: Any = None) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel((make or deep)())
+    return model, ShardedOptimizer(optimizer(model.parameters()), model)
+
+
+def refuses() -> None:
+    """One error names both sides, and nothing has changed."""
+    folder = Path(os.environ["SAVE"])
+    wide = functools.partial(nn.Linear, 8, 50)
+    saved: dict[str, dict[str, Any]] = {}
+    for name in ("AdamW", "NAdam", "SGD"):
+        model, optimizer = small(OPTIMIZERS[name])
+        backward(model)
+        optimizer.step()
+        checkpoint.save(folder / name, model, optimizer)
+        saved[name] = whole_state(optimizer, None)
+    checkpoint.save(folder / "alone", model)
+    other = small(adamw, wide)
+    backward(other[0])
+    other[1].step()
+    other_state = whole_state(other[1], None)
+    model, optimizer = small(adamw)
+    backward(model)
+    optimizer.step()
+    before = everything(model, optimizer)
+
+    def late() -> None:
+        """A group fewer than when the checkpoint was saved."""
+        torch.manual_seed(0)
+        model = DistributedDataParallel(deep())
+        parameters = list(model.parameters())
+        partly = ShardedOptimizer(adamw(parameters[:2]), model)
+        checkpoint.load(folder / "AdamW", model, partly)
+
+    def changed(number: int, **values: Any) -> dict[str, Any]:
+        state = copy.deepcopy(saved["AdamW"])
+        state["state"][number].update(values)
+        return state
+
+    sgd = small(OPTIMIZERS["SGD"])
+    adam = small(lambda parameters: torch.optim.AdamW(parameters, lr=0.1))
+    nadam = small(OPTIMIZERS["NAdam"])
+    cases: list[tuple[Any, str]] = [
+        (lambda: checkpoint.load(folder / "AdamW", *other), "contains '0.weight'.* which the model does not"),
+        (lambda: checkpoint.load(folder / "alone", model, optimizer), "contains no optimizer state"),
+        (lambda: checkpoint.load(folder / "AdamW", *sgd), "has 'exp_avg'.* '0.weight', and SGD keeps 'mom"),
+        (lambda: checkpoint.load(folder / "SGD", *adam), "has 'momentum_buffer' .* AdamW keeps 'exp_avg'"),
+        (lambda: checkpoint.load(folder / "AdamW", *nadam), "NAdam keeps .*'mu_product'"),
+        (lambda: checkpoint.load(folder / "NAdam", *adam), "has .*'mu_product'.* AdamW keeps"),
+        (late, r"has optimizer state for '1.weight', '1.bias', which ShardedOptimizer does not"),
+        (lambda: optimizer.load_state_dict(saved["SGD"]), "has 'momentum_buffer' .* AdamW keeps"),
+        (lambda: optimizer.load_state_dict(saved["NAdam"]), "'mu_product'.* AdamW keeps"),
+        (lambda: optimizer.load_state_dict(other_state), r"groups of \[2\] parameters, and .* of \[4\]"),
+        (
+            lambda: optimizer.load_state_dict(changed(2, exp_avg=torch.ones(5))),
+            r"'exp_avg' has shape \(5,\), and its parameter '1.weight' has \(3, 50\)",
+        ),
+    ]
+    for call, words in cases:
+        with pytest.raises(ValueError, match=words):
+            call()
+    for call in (checkpoint.save, checkpoint.load):
+        with pytest.raises(TypeError, match="wrapped in DistributedDataParallel, but got a Sequential"):
+            call(folder / "nothing", model.module)
+    expect_same(everything(model, optimizer), before, "refused")
+    # The options come from the checkpoint, and so do the keys that depend on them.
+    checkpoint.load(folder / "AdamW", model, optimizer)
+    assert optimizer.param_groups[0]["amsgrad"]
+    backward(model)
+    optimizer.step()
+
+
+def test_other_models_and_optimizers_are_refused(tmp_path: Path) -> None:
+    run(refuses, env={"SAVE": str(tmp_path)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -77,13 +77,6 @@ class ShardedValues(Tensor):
         """Returns the shape and the number of this rank's values."""
         own = sum(piece.numel() for piece in self.pieces)
         return f"ShardedValues({tuple(self.shape)}, {self.dtype}, {own} values on this rank)"
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuses copies, in which the values of other ranks would be missing."""
-        raise TypeError(
-            f"[smdp] state of shape {tuple(self.shape)} is distributed over the ranks, so it cannot be copied"
-            " or pickled. Save it with checkpoint.save(), or call consolidate() on the optimizer first."
-        )
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
         """Returns what this rank writes."""
