@@ -162,7 +162,7 @@ def resumes_anywhere() -> None:
             (one, "world"),
             (one, None),
         ],
-        ("AdamW", "host"): [(everyone, "world"), (three, "host")],
+        ("AdamW", "host"): [(everyone, "world"), (three, "world")],
         ("AdamW", None): [(everyone, "world"), (one, "host")],
     }
     for name in ("NAdam", "ASGD", "Rprop", "Adagrad"):

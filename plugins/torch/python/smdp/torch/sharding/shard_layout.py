@@ -156,19 +156,6 @@ class ShardLayout:
         flat = flattened(tensor)
         return [flat[piece.begin : piece.end].clone() for piece in self.pieces[index]]
 
-    def put(self, index: int, number: int, values: Tensor, into: Tensor) -> None:
-        """Copies the values of a piece to their place in a tensor that is laid out like the parameter.
-
-        Args:
-            index: The parameter's index.
-            number: Which of this rank's pieces of it.
-            values: The values, in the form of `views()`.
-            into: The tensor.
-        """
-        piece = self.pieces[index][number]
-        target = into if index in self.whole else flattened(into)[piece.begin : piece.end]
-        target.copy_(values)
-
     def empty(self, index: int, dtype: torch.dtype) -> Tensor:
         """Returns a new tensor that is laid out like a parameter."""
         parameter = self.parameters[index]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +14,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from smdp.torch.sharding.loaded_state import check_loaded
-from smdp.torch.sharding.shard_layout import ShardLayout, flattened
+from smdp.torch.sharding.shard_layout import Piece, ShardLayout, flattened
 from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.sharded_values import ShardedValues
 from smdp.torch.sharding.trial import StateKeys
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_MOST_AT_ONCE = 1 << 18  # elements that a collective copies
 
 
 class _Kind(NamedTuple):
@@ -88,7 +90,7 @@ class ShardedState:
     def collect(self, to: int) -> dict[int, Any] | None:
         """Returns the whole state by number on the global rank `to`, and None on the others. Collective.
 
-        The other ranks have one whole tensor at a time.
+        The other ranks have no whole tensors.
         """
         is_here = dist.get_rank() == to
         numbered = [one for group in self._optimizer.param_groups for one in group["params"]]
@@ -166,23 +168,45 @@ class ShardedState:
                     kinds[key] = value
         return kinds
 
-    def _collected(self, parameter: Parameter, key: Any, kind: _Kind, to: int) -> Tensor:
+    def _collected(self, parameter: Parameter, key: Any, kind: _Kind, to: int) -> Tensor | None:
+        """Returns a whole tensor of the state on the rank `to`, and None on the others, which send slices."""
         index = self.index_of[id(parameter)]
-        if kind.shape is None:
-            found = self._layout.empty(index, kind.dtype).zero_()
-        else:
-            found = torch.zeros(kind.shape, dtype=kind.dtype)
-        if self._owners.is_counted:
-            for number, piece in enumerate(self.pieces[index]):
-                if (value := self.of(piece).get(key)) is None:
-                    continue
-                if kind.shape is None:
-                    self._layout.put(index, number, value, found)
-                else:
-                    found.copy_(value)
-        # The sum of integers keeps the bits: one rank has them, and the others have zeros.
-        dist.reduce(flattened(found).view(_INTEGERS[kind.dtype.itemsize]), to, group=self._owners.group)
+        found = None
+        if dist.get_rank() == to:
+            is_like = kind.shape is None
+            found = (
+                self._layout.empty(index, kind.dtype)
+                if is_like
+                else torch.empty(kind.shape, dtype=kind.dtype)
+            )
+            found.zero_()
+        own = list(self._own_values(index, key, kind)) if self._owners.is_counted else []
+        count = parameter.numel() if kind.shape is None else math.prod(kind.shape)
+        for begin in range(0, count, _MOST_AT_ONCE):
+            end = min(begin + _MOST_AT_ONCE, count)
+            part = (
+                torch.zeros(end - begin, dtype=kind.dtype) if found is None else flattened(found)[begin:end]
+            )
+            for place, values in own:
+                first, last = max(place.begin, begin), min(place.end, end)
+                if first < last:
+                    part[first - begin : last - begin] = values[first - place.begin : last - place.begin]
+            # The sum of integers keeps the bits: one rank has them, and the others have zeros.
+            dist.reduce(part.view(_INTEGERS[kind.dtype.itemsize]), to, group=self._owners.group)
         return found
+
+    def _own_values(self, index: int, key: Any, kind: _Kind) -> Iterator[tuple[Piece, Tensor]]:
+        """Yields this rank's ranges of a tensor of the state, and their values in memory order."""
+        for place, piece in zip(self._layout.pieces[index], self.pieces[index], strict=True):
+            value = self.of(piece).get(key)
+            if value is None:
+                continue
+            if kind.shape is not None:
+                yield Piece(0, value.numel()), value.reshape(-1)
+            elif index in self._layout.whole:
+                yield place, flattened(self._layout.empty(index, kind.dtype).copy_(value))
+            else:
+                yield place, value
 
 
 def _cast(state: dict[Any, Any], parameter: Parameter) -> None:
