@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def bits(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8) if flat.numel() else flat
 
 
-def make(name: str, scope: str | None, group: Any = None) -> tuple[nn.Module, Optimizer]:
+def make(name: str, scope: str | None, group: Any = None, **options: bool) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(0)
     model = DistributedDataParallel(Mixed(), process_group=group)
     late = set(model.module.late.parameters())
@@ -60,7 +61,7 @@ def make(name: str, scope: str | None, group: Any = None) -> tuple[nn.Module, Op
     heavy = [one for one in early if one.dim() > 1]
     optimizer = OPTIMIZERS[name](heavy)
     optimizer.add_param_group({"params": [one for one in early if one.dim() < 2], "lr": 3e-3})
-    return model, optimizer if scope is None else ShardedOptimizer(optimizer, model, scope)
+    return model, optimizer if scope is None else ShardedOptimizer(optimizer, model, scope, **options)
 
 
 def thaw(model: nn.Module, optimizer: Optimizer) -> None:
@@ -117,8 +118,10 @@ def trained(name: str, scope: str | None) -> tuple[nn.Module, Optimizer]:
     return model, optimizer
 
 
-def loaded(name: str, scope: str | None, folder: Path, group: Any) -> tuple[nn.Module, Optimizer]:
-    model, optimizer = make(name, scope, group)
+def loaded(
+    name: str, scope: str | None, folder: Path, group: Any = None, **options: bool
+) -> tuple[nn.Module, Optimizer]:
+    model, optimizer = make(name, scope, group, **options)
     thaw(model, optimizer)
     checkpoint.load(folder, model, optimizer)
     return model, optimizer
@@ -141,11 +144,20 @@ def name_of(optimizer: Optimizer) -> str:
 
 
 def goes_on(found: tuple[nn.Module, Optimizer], saved: Path) -> None:
-    """Training goes on as unsharded training does."""
-    plain = loaded(name_of(found[1]), None, saved, None)
-    for each in (found, plain):
-        train(*each, range(4, 6))
-    expect_same(everything(*found), everything(*plain), saved)
+    """Training goes on as unsharded training does, also with what other options leave to be awaited."""
+    plain = loaded(name_of(found[1]), None, saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shared = loaded(name_of(found[1]), "world", saved, share_parameters=True)
+        overlapped = loaded(name_of(found[1]), "host", saved, overlap_forward=True)
+        for each in (plain, found, shared, overlapped):
+            train(*each, range(4, 6))
+    checkpoint.save(saved / "again", *overlapped)
+    for each in (found, shared, overlapped):
+        expect_same(everything(*each), everything(*plain), saved)
+    again = loaded(name_of(found[1]), None, saved / "again")
+    if dist.get_rank() == 0:  # whose buffers are saved
+        expect_same(everything(*again), everything(*plain), saved)
 
 
 def resumes_anywhere() -> None:
