@@ -160,28 +160,16 @@ def goes_on(found: tuple[nn.Module, Optimizer], saved: Path) -> None:
         expect_same(everything(*again), everything(*plain), saved)
 
 
-def resumes_anywhere() -> None:
+# The group and scope into which each checkpoint is loaded.
+Cases = dict[tuple[str, str | None], list[tuple[Any, str | None]]]
+
+
+def resumes_from(saved_by: Cases) -> None:
+    """Saves what an optimizer of each name and scope has trained, and loads it in each of the cases."""
     folder = Path(os.environ["SAVE"])
-    everyone = None
-    two, three, one = (dist.new_group(ranks) for ranks in ([0, 1], [0, 1, 2], [3]))
-    targets = {
-        ("AdamW", "world"): [
-            (everyone, "world"),
-            (everyone, "host"),
-            (everyone, None),
-            (two, "host"),
-            (three, "world"),
-            (one, "world"),
-            (one, None),
-        ],
-        ("AdamW", "host"): [(everyone, "world"), (three, "world")],
-        ("AdamW", None): [(everyone, "world"), (one, "host")],
-    }
-    for name in ("NAdam", "ASGD", "Rprop", "Adagrad"):
-        targets[name, "world"] = [(three, "world"), (one, None)]
     expected: dict[str, dict[str, Any]] = {}
     plain: dict[str, tuple[nn.Module, Optimizer]] = {}
-    for (name, source), cases in targets.items():
+    for (name, source), cases in saved_by.items():
         if name not in plain:
             plain[name] = trained(name, None)
             expected[name] = reference(*plain[name])
@@ -193,11 +181,35 @@ def resumes_anywhere() -> None:
             if dist.get_rank(group) >= 0:
                 found = loaded(name, target, saved, group)
                 expect_same(everything(*found, group), expected[name], (name, source, target))
-                if group is everyone and target == source:
+                if group is None and target == source:
                     goes_on(found, saved)
         if dist.get_rank() == 0 and source is not None:
             torch_alone_reads(saved, *plain[name])
         dist.barrier()
+
+
+def resumes_anywhere() -> None:
+    two, three, one = (dist.new_group(ranks) for ranks in ([0, 1], [0, 1, 2], [3]))
+    everyone = None
+    resumes_from(
+        {
+            ("AdamW", "world"): [
+                (everyone, "world"),
+                (everyone, "host"),
+                (three, "world"),
+                (one, None),
+            ],
+            ("AdamW", "host"): [(everyone, "world"), (two, "host"), (one, "world")],
+            ("AdamW", None): [(everyone, "world")],
+        }
+    )
+
+
+def resumes_with_more_state() -> None:
+    two, one = dist.new_group([0, 1]), dist.new_group([2])
+    resumes_from(
+        {(name, "world"): [(two, "world"), (one, None)] for name in ("NAdam", "ASGD", "Rprop", "Adagrad")}
+    )
 
 
 def torch_alone_reads(saved: Path, model: nn.Module, plain: Optimizer) -> None:
@@ -296,13 +308,16 @@ def changes_the_layout() -> None:
         expect_same(named(model, optimizer), trained, scope)
 
 
-def resumes() -> None:
-    resumes_anywhere()
-    changes_the_layout()
-
-
 def test_every_world_and_scope_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    run(resumes, 4, hosts=[0, 0, 1, 1], env={"SAVE": str(tmp_path)})
+    run(resumes_anywhere, 4, hosts=[0, 0, 1, 1], env={"SAVE": str(tmp_path)})
+
+
+def test_state_that_is_kept_once_for_a_parameter_is_resumed(tmp_path: Path) -> None:
+    run(resumes_with_more_state, 3, env={"SAVE": str(tmp_path)})
+
+
+def test_stages_resume_from_data_parallel_training_and_back(tmp_path: Path) -> None:
+    run(changes_the_layout, 4, hosts=[0, 0, 1, 1], env={"SAVE": str(tmp_path)})
 
 
 def small(optimizer: Any, make: Any = None) -> tuple[nn.Module, Optimizer]:
