@@ -178,5 +178,5 @@ def hosts_own_copies() -> None:
         assert torch.equal(other.grad.full_tensor(), one.grad)  # type: ignore[union-attr]
 
 
-def test_three_hosts_collect_the_bits() -> None:
-    run(hosts_own_copies, 3, hosts=[0, 1, 2])
+def test_hosts_collect_the_bits() -> None:
+    run(hosts_own_copies, 4, hosts=[0, 0, 1, 1])

@@ -10,6 +10,9 @@ from torch.optim import Optimizer
 
 from smdp.torch.optimizers.kept_parameters import keep_parameters
 
+# What torch's GradScaler sets before step() of an optimizer that scales by itself, and deletes afterwards.
+_LOSS_SCALE = ("grad_scale", "found_inf")
+
 
 class OptimizerLink(Optimizer):
     """Forwards all calls to the optimizer that it wraps. Subclasses override the calls that they change.
@@ -25,6 +28,9 @@ class OptimizerLink(Optimizer):
     """
 
     inner: Optimizer
+
+    # Whether step() uses what a loss scaler sets if an optimizer scales by itself. Other links pass it on.
+    takes_loss_scale = False
 
     def __init__(self, optimizer: Optimizer) -> None:
         # torch's constructor would create groups and state.
@@ -58,6 +64,20 @@ class OptimizerLink(Optimizer):
         if name in ("inner", "optimizer"):  # while unpickling, there is no wrapped optimizer yet
             raise AttributeError(name)
         return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute."""
+        if name in _LOSS_SCALE and not self.takes_loss_scale:
+            setattr(self.inner, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Deletes an attribute."""
+        if name in _LOSS_SCALE and not self.takes_loss_scale:
+            delattr(self.inner, name)
+        else:
+            super().__delattr__(name)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters."""

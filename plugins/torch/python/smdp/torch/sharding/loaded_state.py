@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from smdp.torch.sharding.master_parameters import MASTER
 from smdp.torch.sharding.whole_tensors import ways_to_shard
 
 
@@ -53,7 +54,8 @@ def _check_states(
     always = keys.always or frozenset()
     known = keys.per_element | keys.per_parameter
     is_same_class = set(optimizer.defaults) <= set(saved)
-    for parameter, state in states.items():
+    for parameter, given in states.items():
+        state = {key: value for key, value in given.items() if key != MASTER}
         # Some keys are created only later, or for some shapes. The options tell such an optimizer from
         # another one.
         if not always <= state.keys() or (not is_same_class and not state.keys() <= known):
@@ -62,8 +64,9 @@ def _check_states(
                 f" {type(optimizer).__name__} keeps {_list(always or known)}. Load the state of an optimizer"
                 " of the same class."
             )
-        for key, value in state.items():
-            if isinstance(value, Tensor) and key in keys.per_element and value.shape != parameter.shape:
+        for key, value in given.items():
+            is_large = key == MASTER or key in keys.per_element
+            if is_large and isinstance(value, Tensor) and value.shape != parameter.shape:
                 raise ValueError(
                     f"[smdp] the state {key!r} has shape {tuple(value.shape)}, and its parameter"
                     f" {name_of(parameter)!r} has {tuple(parameter.shape)}. Load the state of an optimizer of"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from smdp import _core, _kernel_files
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
+from smdp.torch.sharding.master_parameters import MasterParameters
 from smdp.torch.sharding.trial import StateKeys
 
 _log = logging.getLogger("smdp.torch")
@@ -41,16 +42,19 @@ class Choice(NamedTuple):
     reason: str
 
 
-def demand_of(parameters: Iterable[Parameter], keys: StateKeys, *, is_overlapped: bool) -> Demand:
+def demand_of(
+    parameters: Sequence[Parameter], keys: StateKeys, masters: MasterParameters, *, is_overlapped: bool
+) -> Demand:
     """Returns what an optimizer needs for its parameters.
 
     Args:
         parameters: The parameters.
         keys: What it stores for each of them.
+        masters: Tell what the optimizer updates in place of a parameter.
         is_overlapped: Whether parameters return during the next forward.
     """
-    size = sum(one.nbytes for one in parameters)
-    return Demand(size, size * len(keys.per_element), is_overlapped)
+    state = sum(masters.state_bytes(one, len(keys.per_element)) for one in parameters)
+    return Demand(sum(one.nbytes for one in parameters), state, is_overlapped)
 
 
 def check_host_scope(hosts: Sequence[Sequence[int]]) -> None:

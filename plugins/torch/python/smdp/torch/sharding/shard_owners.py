@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
+from smdp.torch.sharding.master_parameters import LOW
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 
 
@@ -65,7 +66,9 @@ class ShardOwners:
         if self.is_counted:
             for place, pieces in enumerate(own):
                 if pieces:
-                    each = [torch.linalg.vector_norm(piece, order).double() for piece in pieces]
+                    # Norms of pieces are combined before they are rounded to 16 bits.
+                    dtype = torch.float32 if pieces[0].dtype in LOW else None
+                    each = [torch.linalg.vector_norm(one, order, dtype=dtype).double() for one in pieces]
                     whole = torch.stack(each)
                     partial[place] = whole.sum() if order == 0 else torch.linalg.vector_norm(whole, order)
         if math.isinf(order):

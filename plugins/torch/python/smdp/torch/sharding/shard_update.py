@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -49,9 +50,13 @@ class ShardUpdate:
         self._group_of: dict[int, int] = {}  # by index of the parameter
         self._is_known = False
         self._is_per_group = False
+        self._factor: Tensor | None = None
 
-    def run(self) -> ParameterGather:
+    def run(self, loss_scale: Tensor | None = None) -> ParameterGather:
         """Updates and sends all pieces. Collective.
+
+        Args:
+            loss_scale: What the gradients are to be divided by; None: nothing.
 
         Returns:
             The parameters on their way.
@@ -65,6 +70,8 @@ class ShardUpdate:
             for parameter in group["params"]:
                 self._group_of[self._state.index_of[id(parameter)]] = number
         gather = self._layout.gather()
+        # As torch's GradScaler computes it.
+        self._factor = None if loss_scale is None else loss_scale.double().reciprocal().float()
         try:
             if not self._is_known or self._is_per_group or has_step_hooks(self._optimizer):
                 self._means.end()
@@ -78,9 +85,7 @@ class ShardUpdate:
                         gather.ready(number)
                 self._means.end()
         finally:
-            for pieces in self._state.pieces.values():
-                for piece in pieces:
-                    piece.grad = None
+            self._take_gradients(self._state.pieces)
         return gather
 
     def _step_whole(self) -> None:
@@ -89,6 +94,7 @@ class ShardUpdate:
         options, attributes = Options(groups), _attributes(self._optimizer)
         with self._pieces_in_groups():
             self._optimizer.step()
+        self._state.round(self._state.pieces)
         is_same = options.changed(groups) is None and _attributes(self._optimizer) == attributes
         self._is_per_group = self._is_per_group or not is_same
         self._is_known = True
@@ -102,6 +108,8 @@ class ShardUpdate:
             parts[self._group_of[index]] += self._state.pieces[index]
         if any(parts):
             step_part(self._optimizer, self._optimizer.step, groups, parts)
+            self._state.round(mine)
+            self._take_gradients(mine)
 
     @contextlib.contextmanager
     def _pieces_in_groups(self) -> Iterator[None]:
@@ -120,8 +128,15 @@ class ShardUpdate:
         for index in indices:
             grad = self._hooks.parameters[index].grad
             if isinstance(grad, ShardedGradient):
+                self._state.follow(index)
                 for piece, own in zip(self._state.pieces[index], grad.arriving(), strict=True):
-                    piece.grad = self._layout.shaped(index, own)
+                    given = self._layout.shaped(index, own).to(piece.dtype)
+                    piece.grad = given if self._factor is None else given * self._factor
+
+    def _take_gradients(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            for piece in self._state.pieces[index]:
+                piece.grad = None
 
     def _check_gradient(self, index: int) -> None:
         grad = self._hooks.parameters[index].grad

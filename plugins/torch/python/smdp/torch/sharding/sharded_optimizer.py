@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -13,20 +12,22 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, AveragingModel
+from smdp.torch.data_parallel.averaged_gradients import AveragingModel
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, end_at_exit
 from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
+from smdp.torch.sharding.accepted_arguments import check_arguments, check_gradients
 from smdp.torch.sharding.early_means import EarlyMeans
 from smdp.torch.sharding.host_parameters import HostParameters, check_same_choice, tell_unusable
+from smdp.torch.sharding.master_parameters import MasterParameters
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.readable_state import ReadableState
 from smdp.torch.sharding.returning_parameters import ReturningParameters
 from smdp.torch.sharding.scope_choice import check_host_scope, choose, demand_of
-from smdp.torch.sharding.shard_layout import Piece, ShardLayout, is_dense
+from smdp.torch.sharding.shard_layout import Piece, ShardLayout
 from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
@@ -34,7 +35,6 @@ from smdp.torch.sharding.sharded_state import ShardedState
 from smdp.torch.sharding.whole_tensors import ways_to_shard
 from smdp.torch.sharding.write_watch import WriteWatch
 
-_SCOPES = ("world", "host", "auto")
 _WORDS = Words(
     feature="ShardedOptimizer",
     event="it has arrived from the rank that updates it",
@@ -65,6 +65,8 @@ class ShardedOptimizer(OptimizerLink):
             leaves less to send between hosts and keeps the state once per host. "auto": the one with which
             less time passes between backward and the next forward, by the cost model, if its state fits in
             memory.
+        master_dtype: `torch.float32`: the owners keep 16-bit parameters in 32 bits, and update these masters.
+            The gradients and the parameters travel with 16 bits. Other parameters have no masters.
         overlap_forward: Whether `step()` returns while parameters travel back. They are awaited by the next
             forward, those of the front layers first, and by `state_dict()` of the model. Call `settle()`
             before anything else reads parameters between `step()` and the next forward. The parameters of
@@ -85,8 +87,7 @@ class ShardedOptimizer(OptimizerLink):
         >>> optimizer = smdp.torch.ShardedOptimizer(optimizer, model)  # doctest: +SKIP
     """
 
-    # GradScaler must unscale before step(), which then needs no scale.
-    _step_supports_amp_scaling = False
+    takes_loss_scale = True
 
     def __init__(
         self,
@@ -94,13 +95,14 @@ class ShardedOptimizer(OptimizerLink):
         model: AveragingModel,
         scope: str = "world",
         *,
+        master_dtype: torch.dtype | None = None,
         share_parameters: bool = False,
         overlap_forward: bool = False,
     ) -> None:
-        _check_arguments(optimizer, model, scope)
+        check_arguments(optimizer, model, scope, master_dtype)
         given = [one for group in optimizer.param_groups for one in group["params"]]
         hooks = model.averaged_gradients("ShardedOptimizer", given)
-        _check_hooks(hooks)
+        check_gradients(hooks)
         if overlap_forward and not isinstance(hooks, GradientHooks):
             raise ValueError(
                 "[smdp] ShardedOptimizer: overlap_forward=True needs a model wrapped in"
@@ -124,8 +126,10 @@ class ShardedOptimizer(OptimizerLink):
             self._common = HostParameters(model.process_group, hooks.parameters, names)
         unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
         group = model.process_group
+        self._masters = MasterParameters(master_dtype)
         if scope == "auto":
-            scope = choose(demand_of(given, ways.keys, is_overlapped=overlap_forward), group, unsharded)
+            demand = demand_of(given, ways.keys, self._masters, is_overlapped=overlap_forward)
+            scope = choose(demand, group, unsharded)
         elif scope == "host":
             check_host_scope(group.core.hosts)
         self._reducer = reducer = hooks.shard(scope, whole)
@@ -140,7 +144,7 @@ class ShardedOptimizer(OptimizerLink):
         self._early = None
         if share_parameters and isinstance(hooks, GradientHooks):
             self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
-        self._state = ShardedState(optimizer, self.layout, owners, self._index)
+        self._state = ShardedState(optimizer, self.layout, owners, self._index, self._masters)
         for one in given:
             self._state.add(one, ways.keys)
         self._whole: dict[int, Any] | None = None
@@ -178,6 +182,11 @@ class ShardedOptimizer(OptimizerLink):
                     self.end()
             if self._common is not None and not sys.is_finalizing():
                 self._common.leave(self._hooks.parameters)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a loss scaler leaves gradients as they are, because it refuses to unscale those in fp16."""
+        return bool(self._masters)
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -257,13 +266,17 @@ class ShardedOptimizer(OptimizerLink):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # A loss scaler has set these if it leaves gradients as they are.
+        scale, lost = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
+        if lost is not None and lost:
+            return loss
         with torch.no_grad(), self._told():
             self._settle_parameters()
             if self._watch is not None:
                 self._watch.check()
             self.layout.bring_back()
             self._whole = None
-            self._returning.expect(self._update.run())
+            self._returning.expect(self._update.run(scale))
             if self._waits is None:
                 self._returning.receive_all()
         if self._common is not None:
@@ -398,48 +411,3 @@ class ShardedOptimizer(OptimizerLink):
                     f"[smdp] ShardedOptimizer: the optimizer has parameter {shown}, whose gradient the model"
                     f" does not average. {self._hooks.which}"
                 )
-
-
-def _check_arguments(optimizer: object, model: object, scope: str) -> None:
-    if scope not in _SCOPES:
-        raise ValueError(f"[smdp] ShardedOptimizer: scope is {scope!r}; allowed: {', '.join(_SCOPES)}.")
-    if not callable(getattr(model, "averaged_gradients", None)):
-        raise ValueError(
-            f"[smdp] ShardedOptimizer got a {type(model).__name__}, but needs a model wrapped in"
-            " smdp.torch.DistributedDataParallel, or the result of smdp.torch.pipeline()."
-        )
-    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, OptimizerLink):
-        raise ValueError(
-            f"[smdp] ShardedOptimizer got a {type(optimizer).__name__} in place of an optimizer. Pass a torch"
-            " optimizer that is not sharded or wrapped yet; wrappers go around the ShardedOptimizer."
-        )
-
-
-def _check_hooks(hooks: AveragedGradients) -> None:
-    """Checks that what the model averages can be sharded."""
-    if hooks.shards is not None or (isinstance(hooks, GradientHooks) and hooks.deferral is not None):
-        raise ValueError(
-            "[smdp] this model is already in a StepInForward or a ShardedOptimizer. Create only one for a"
-            " model."
-        )
-    if isinstance(hooks, GradientHooks):
-        _check_reducer(hooks)
-    for registered, parameter in zip(hooks.registered, hooks.parameters, strict=True):
-        if not is_dense(parameter):
-            raise ValueError(
-                f"[smdp] ShardedOptimizer: parameter {registered.name!r} of shape {tuple(parameter.shape)}"
-                f" with strides {parameter.stride()} has gaps in its memory. Make it from a contiguous"
-                " tensor."
-            )
-
-
-def _check_reducer(hooks: GradientHooks) -> None:
-    """Checks what only data parallel models may have."""
-    if hooks.shared.indices:
-        gc.collect()  # a replaced wrapper is in a reference cycle with its hooks
-    for index, registered in enumerate(hooks.registered):
-        if hooks.shared.others(index):
-            raise ValueError(
-                f"[smdp] ShardedOptimizer: parameter {registered.name!r} also belongs to another wrapped"
-                " model, which could not average its gradient. Use one wrapper for a parameter."
-            )

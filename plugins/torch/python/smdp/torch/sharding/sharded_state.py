@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from smdp.torch.sharding.loaded_state import check_loaded
+from smdp.torch.sharding.master_parameters import MASTER, MasterParameters
 from smdp.torch.sharding.shard_layout import Piece, ShardLayout, flattened
 from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.sharded_values import ShardedValues
@@ -38,6 +39,7 @@ class ShardedState:
         layout: Says which pieces this rank owns.
         owners: The ranks that own the shards.
         index_of: The index of each parameter by its id.
+        masters: Keep 16-bit parameters in 32 bits.
 
     Attributes:
         index_of: The index of each parameter by its id.
@@ -47,11 +49,17 @@ class ShardedState:
     """
 
     def __init__(
-        self, optimizer: Optimizer, layout: ShardLayout, owners: ShardOwners, index_of: Mapping[int, int]
+        self,
+        optimizer: Optimizer,
+        layout: ShardLayout,
+        owners: ShardOwners,
+        index_of: Mapping[int, int],
+        masters: MasterParameters,
     ) -> None:
         self._optimizer = optimizer
         self._layout = layout
         self._owners = owners
+        self._masters = masters
         self.index_of = index_of
         self.pieces: dict[int, list[Parameter]] = {}
         self.keys = StateKeys(frozenset(), frozenset())
@@ -60,22 +68,36 @@ class ShardedState:
         """Makes pieces of a parameter, and of the state that the optimizer has for it."""
         self.keys = self.keys.merged(keys)
         index = self.index_of[id(parameter)]
-        self.pieces[index] = [Parameter(view) for view in self._layout.views(index)]
+        self.pieces[index] = self._masters.pieces(index, self._layout.views(index), parameter.dtype)
         if parameter in self._optimizer.state:
-            self._put(index, self._cut(index, parameter, self._optimizer.state.pop(parameter)))
+            whole = dict(self._optimizer.state.pop(parameter))
+            whole.pop(MASTER, None)  # an unsharded optimizer has loaded it, and then ignored it
+            self._put(index, self._cast(index, parameter, self._cut(index, parameter, whole)))
 
     def pieces_of(self, parameter: Parameter) -> list[Parameter]:
         """Returns this rank's pieces of a parameter."""
         return self.pieces[self.index_of[id(parameter)]]
 
     def of(self, piece: Parameter) -> dict[Any, Any]:
-        """Returns the optimizer's state of a piece, which is empty before the first step."""
+        """Returns the state of a piece, which is empty before the first step."""
         found: dict[Any, Any] = self._optimizer.state.get(piece, {})
+        if self._masters.have_changed and piece in self._masters:
+            return {**found, MASTER: piece.detach()}
         return found
 
     def is_cut(self, key: Any, value: object, shape: torch.Size) -> bool:
         """Returns whether a value of the state has one number for each element of a parameter or piece."""
         return isinstance(value, Tensor) and value.shape == shape and key not in self.keys.per_parameter
+
+    def follow(self, index: int) -> None:
+        """Takes over what a script has written to a parameter; see `MasterParameters`."""
+        self._masters.follow(index, self.pieces[index])
+
+    def round(self, indices: Iterable[int]) -> None:
+        """Rounds masters that were updated into their parameters."""
+        self._masters.have_changed = True
+        for index in indices:
+            self._masters.round(index, self.pieces[index])
 
     def groups(self) -> list[dict[str, Any]]:
         """Returns the optimizer's groups as a state dict has them, with numbers in place of parameters."""
@@ -126,11 +148,15 @@ class ShardedState:
                 index = self.index_of[id(parameter)]
                 whole = given["state"].get(number)
                 cut[index] = None if whole is None else self._cut(index, parameter, whole)
-                for each in cut[index] or []:
-                    _cast(each, parameter)
+                if (states := cut[index]) is not None:
+                    cut[index] = self._cast(index, parameter, states)
+        if any(MASTER in each for each in given["state"].values()):
+            self._masters.have_changed = True
         for index, state in cut.items():
             for piece in self.pieces[index]:
                 self._optimizer.state.pop(piece, None)
+            masters = [each.pop(MASTER, None) for each in state or []]
+            self._masters.load(index, self.pieces[index], masters)
             if state is not None:
                 self._put(index, state)
         for group, saved in zip(groups, theirs, strict=True):
@@ -138,7 +164,18 @@ class ShardedState:
 
     def _put(self, index: int, states: list[dict[str, Any]]) -> None:
         for piece, state in zip(self.pieces[index], states, strict=True):
-            self._optimizer.state[piece] = state
+            if state:
+                self._optimizer.state[piece] = state
+
+    def _cast(self, index: int, parameter: Parameter, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Converts states to the dtype of what the optimizer updates, as torch loads them."""
+        if parameter.is_floating_point():
+            dtype = self._masters.dtype_of(index, parameter)
+            for state in states:
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and key != "step":
+                        state[key] = value.to(dtype)
+        return states
 
     def _cut(self, index: int, parameter: Parameter, whole: Mapping[Any, Any]) -> list[dict[str, Any]]:
         """Returns the state of this rank's pieces, given that of the whole parameter."""
@@ -207,11 +244,3 @@ class ShardedState:
                 yield place, flattened(self._layout.empty(index, kind.dtype).copy_(value))
             else:
                 yield place, value
-
-
-def _cast(state: dict[Any, Any], parameter: Parameter) -> None:
-    """Converts a state to the parameter's dtype, as torch loads it."""
-    if parameter.is_floating_point():
-        for key, value in state.items():
-            if isinstance(value, Tensor) and key != "step":
-                state[key] = value.to(parameter.dtype)
