@@ -28,9 +28,11 @@ namespace {
 #if defined(__SANITIZE_THREAD__)  // ten times as slow, and more ranks make no other races
 const Layout kLayouts[] = {{2}, {1, 1}, {2, 2}};
 constexpr std::size_t kLarge = 30'000;
+constexpr std::size_t kSmall = 1'001;
 #else
 const Layout kLayouts[] = {{1}, {2}, {1, 1}, {2, 2}, {3, 1}, {1, 1, 1}};
 constexpr std::size_t kLarge = 300'000;
+constexpr std::size_t kSmall = 10'001;
 #endif
 
 std::vector<Gradient> model(std::size_t largest = 70'001) {
@@ -177,7 +179,7 @@ TEST_P(Reducer, EachRankMayBeTheLast) {
 TEST_P(Reducer, CompressionLosesNothingOfTheFirstStep) {
   for (const Compression compression : {Compression::kInt8, Compression::kTopK}) {
     run(GetParam(), [compression](Group& group) {
-      const auto gradients = model(10'001);
+      const auto gradients = model(kSmall);
       GradientReducerOptions options;
       options.compression = compression;
       options.topk_ratio = 0.1;
@@ -202,7 +204,7 @@ TEST_P(Reducer, CompressionLosesNothingForGood) {
   for (const Compression compression :
        {Compression::kFloat16, Compression::kBfloat16, Compression::kInt8, Compression::kTopK}) {
     run(GetParam(), [compression](Group& group) {
-      const auto gradients = model(10'001);
+      const auto gradients = model(kSmall);
       GradientReducerOptions options;
       options.compression = compression;
       options.topk_ratio = 0.1;
@@ -251,7 +253,7 @@ constexpr float kNotFinite[] = {kInfinity, -kInfinity, std::numeric_limits<float
 TEST_P(Reducer, NonFiniteStepLeavesNoTrace) {
   for (const Compression compression : {Compression::kInt8, Compression::kTopK}) {
     run(GetParam(), [compression](Group& group) {
-      const auto gradients = model();
+      const auto gradients = model(kSmall);
       const auto train = [&](float bad) {
         GradientReducerOptions options;
         options.compression = compression;
