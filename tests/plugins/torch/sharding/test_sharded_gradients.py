@@ -152,6 +152,12 @@ def refuses_models() -> None:
         pass
     with pytest.raises(TypeError, match="cannot be copied"):
         copy.deepcopy(optimizer)
+    # Gradients that the parameters still have do not keep the wrapper alive.
+    first(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    module = first.module
+    del first, optimizer
+    DistributedDataParallel(module)
 
 
 def test_gradients_are_kept_measured_and_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -28,7 +29,8 @@ class MeansUnderWay:
 
     def __init__(self, reducer: ShardedReducer, hooks: GradientHooks | None) -> None:
         self._reducer = reducer
-        self._hooks = hooks
+        # Gradients keep this object, but must not keep a wrapper that was replaced.
+        self._hooks = None if hooks is None else weakref.ref(hooks)
         buffers = reducer.sharded_buffers
         self._first = [buffer.members[0][0] for buffer in buffers]  # a gradient of each
         self._sizes = [buffer.count for buffer in buffers]
@@ -42,21 +44,22 @@ class MeansUnderWay:
 
     def hold(self) -> None:
         """Replaces the gradients of a backward that has just ended with means, which may still arrive."""
-        assert self._hooks is not None
+        hooks = None if self._hooks is None else self._hooks()
+        assert hooks is not None  # they call this
         self.is_over = False
-        parameters = self._hooks.parameters
+        parameters = hooks.parameters
         # Whether another rank has used a parameter is known only when all means have arrived. Compression
         # that keeps errors ends the step with a collective, which must come before those of the update.
-        missing = {index for index, one in enumerate(parameters) if one.grad is None} - self._hooks.freed
-        if self._hooks.compression in _KEEPING or missing:
+        missing = {index for index, one in enumerate(parameters) if one.grad is None} - hooks.freed
+        if hooks.compression in _KEEPING or missing:
             self.end()
         with torch.no_grad():
             for index, parameter in enumerate(parameters):
-                mean = self._hooks.deliver(index, parameter.grad)
+                mean = hooks.deliver(index, parameter.grad)
                 if parameter.grad is not mean:
                     parameter.grad = mean
-            if self._hooks.momentum:
-                self._hooks.add_momentum()
+            if hooks.momentum:
+                hooks.add_momentum()
 
     def settle(self) -> None:
         """Waits until all means have arrived."""
