@@ -145,6 +145,7 @@ def saves_and_loads() -> None:
         optimizer.state_dict()
     assert isinstance(optimizer, ShardedOptimizer)
     optimizer.consolidate(to=1)
+    optimizer.consolidate(to=0)  # rank 1 keeps it
     box: list[Any] = [optimizer.state_dict() if dist.get_rank() == 1 else None]
     dist.broadcast_object_list(box, src=1)
     # Into the unsharded optimizer, and from it into a sharded one that has trained something else.

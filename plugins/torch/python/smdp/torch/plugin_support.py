@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from smdp.torch.process_group.sparse_sums import empty_like as empty_like
     from smdp.torch.process_group.tensors import dtype_code as dtype_code
     from smdp.torch.process_group.tensors import reduction as reduction
+    from smdp.torch.sharding.asked_scope import asked_scope as asked_scope
+    from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
 
 _MODULES = {
     "data_parallel.distributed_data_parallel": {"DistributedDataParallel"},
@@ -59,6 +61,8 @@ _MODULES = {
     "process_group.process_group": {"ProcessGroupSmdp", "timeout_of_world"},
     "process_group.sparse_sums": {"empty_like"},
     "process_group.tensors": {"dtype_code", "reduction"},
+    "sharding.asked_scope": {"asked_scope"},
+    "sharding.sharded_optimizer": {"ShardedOptimizer"},
 }
 
 

@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 from smdp.torch.data_parallel.averaged_gradients import AveragedGradients
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
+from smdp.torch.sharding.asked_scope import SCOPES
 from smdp.torch.sharding.shard_layout import is_dense
-
-_SCOPES = ("world", "host", "auto")
 
 
 def check_arguments(optimizer: object, model: object, scope: str, master_dtype: object) -> None:
@@ -21,8 +20,8 @@ def check_arguments(optimizer: object, model: object, scope: str, master_dtype: 
     Raises:
         ValueError: An argument is not supported.
     """
-    if scope not in _SCOPES:
-        raise ValueError(f"[smdp] ShardedOptimizer: scope is {scope!r}; allowed: {', '.join(_SCOPES)}.")
+    if scope not in SCOPES:
+        raise ValueError(f"[smdp] ShardedOptimizer: scope is {scope!r}; allowed: {', '.join(SCOPES)}.")
     if not callable(getattr(model, "averaged_gradients", None)):
         raise ValueError(
             f"[smdp] ShardedOptimizer got a {type(model).__name__}, but needs a model wrapped in"

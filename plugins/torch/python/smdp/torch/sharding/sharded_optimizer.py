@@ -314,7 +314,8 @@ class ShardedOptimizer(OptimizerLink):
     def consolidate(self, to: int | None = None) -> None:
         """Collects the whole state on one rank, where `state_dict()` then returns it. Collective.
 
-        For a pipeline, this is the state of this rank's stages.
+        For a pipeline, this is the state of this rank's stages. Until the next step, it can be collected on
+        several ranks, one after the other.
 
         Args:
             to: The global rank. Default: the first rank that holds the same parameters.
@@ -331,7 +332,8 @@ class ShardedOptimizer(OptimizerLink):
             )
         self.settle()
         self.layout.bring_back()
-        self._whole = self._state.collect(to)
+        if (whole := self._state.collect(to)) is not None:
+            self._whole = whole
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that `consolidate()` has collected, in the form of the unsharded optimizer's.
