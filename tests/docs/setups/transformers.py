@@ -2,6 +2,7 @@
 # ranks: 2
 import os
 
+import torch
 import torch.distributed as dist
 from datasets import Dataset
 from tokenizers import Tokenizer, models
@@ -22,6 +23,23 @@ trainer.train()
 assert trainer.args.world_size == 2 and trainer.state.global_step == 3
 assert isinstance(trainer.model_wrapped, smdp.torch.DistributedDataParallel)
 
-run(2)
+model = AutoModelForCausalLM.from_pretrained(folder)
+data = [{"input_ids": torch.tensor([1, 2, 3, 4]), "labels": torch.tensor([1, 2, 3, 4])}] * 16
+run(1)
+trainer.train()
+assert isinstance(trainer.optimizer.optimizer, smdp.torch.ShardedOptimizer)
+
+run(3)
 assert accelerator.num_processes == 2 and dist.get_backend() == "smdp"
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.utils.data.DataLoader(torch.ones(4, 2))
+run(4)
+for batch in loader:
+    accelerator.backward(model(batch).sum())
+    optimizer.step()
+assert isinstance(optimizer.optimizer, smdp.torch.ShardedOptimizer)
+optimizer.optimizer.consolidate()
+if dist.get_rank() == 0:
+    assert optimizer.state_dict()["state"][0]["step"] == 2
 dist.destroy_process_group()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
+from torch.utils.serialization import config as serialization
 from transformers import Trainer, TrainingArguments
 
 import smdp
+from smdp.accelerate.sharded_optimizers import ShardedOptimizers
+from smdp.accelerate.wrapped_models import wrap_model, wrapped_in
 from smdp.torch.plugin_support import (
-    DistributedDataParallel,
     ProcessGroupSmdp,
+    asked_scope,
     check_reducer_options,
     on_every_rank,
     timeout_of_world,
@@ -45,6 +49,9 @@ class DataParallel(Plugin):
             optimizer's to 0.
         preemption: Whether to save a checkpoint on SIGTERM. When one rank receives the signal, all ranks save
             after the same step and exit with code 75.
+        shard_optimizer: Whether to keep the optimizer's state once for all ranks (True), once per host
+            ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
+            Checkpoints have the whole state.
 
     Raises:
         ValueError: An argument is not valid.
@@ -65,6 +72,7 @@ class DataParallel(Plugin):
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
         preemption: bool = True,
+        shard_optimizer: bool | str = False,
     ) -> None:
         check_reducer_options(
             "DataParallel", compression, bucket_cap_mb, topk_ratio=topk_ratio, topk_momentum=topk_momentum
@@ -75,6 +83,7 @@ class DataParallel(Plugin):
             "topk_momentum": topk_momentum,
             **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
         }
+        self._scope = asked_scope("DataParallel", shard_optimizer)
         if not isinstance(preemption, bool):
             raise ValueError(f"[smdp] DataParallel: preemption is {preemption!r}; it must be True or False.")
         variables = {"SMDP_ALGORITHM": algorithm, "SMDP_TRACE": trace}
@@ -90,13 +99,21 @@ class DataParallel(Plugin):
             "bucket_cap_mb": bucket_cap_mb is not None,
             "algorithm": algorithm is not None,
             "trace": trace is not None,
+            "shard_optimizer": self._scope is not None,
         }
         self.changed = [name for name, is_changed in given.items() if is_changed]
         # Ranks may write traces to different folders, so the folder is not compared.
         where = None if trace is None else "..."
-        self._agreed = {**self._options, "algorithm": algorithm, "trace": where, "preemption": preemption}
+        self._agreed = {
+            **self._options,
+            "algorithm": algorithm,
+            "trace": where,
+            "preemption": preemption,
+            "shard_optimizer": shard_optimizer,
+        }
         self.preemption = preemption
         self._group: Any = None
+        self._sharded: ShardedOptimizers | None = None
         self._numbers = GradientNumbers()
 
     def conflict(self, other: Plugin) -> str | None:
@@ -115,7 +132,8 @@ class DataParallel(Plugin):
         Raises:
             ValueError: The arguments or `accelerate launch` select DeepSpeed, FSDP or Megatron-LM, which
                 average gradients themselves; the arguments describe one process although several were
-                started; or Accelerate would not wrap the model.
+                started; Accelerate would not wrap the model; or a sharded optimizer would have to be made
+                again.
         """
         self._numbers = GradientNumbers()
         for name in ("deepspeed", "fsdp", "megatron_lm"):
@@ -125,8 +143,14 @@ class DataParallel(Plugin):
                     f"[smdp] the plugin DataParallel and {asked} cannot be used together, because {name}"
                     " averages gradients itself. Remove one of them."
                 )
+        if self._scope is not None and args.auto_find_batch_size:
+            raise ValueError(
+                "[smdp] DataParallel: shard_optimizer and auto_find_batch_size cannot be used together,"
+                " because a sharded optimizer stays with the model that was wrapped first. Set"
+                " per_device_train_batch_size."
+            )
         check_started("DataParallel", args)
-        self._group = None
+        self._group = self._sharded = None
         if args.world_size == 1 or not dist.is_initialized():
             return
         watch()  # also if another plugin wraps the model, or torch's reducer averages
@@ -135,6 +159,8 @@ class DataParallel(Plugin):
             self._group = default
         else:
             self._group = _group_of(self._variables, _timeout(args))
+        if self._scope is not None:
+            self._sharded = ShardedOptimizers(self._scope)
 
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
@@ -142,41 +168,38 @@ class DataParallel(Plugin):
         """Lets Accelerate wrap the model in smdp's class instead of torch's DDP."""
         if self._group is None:
             return prepare(model, **options)
-        group, own = self._group, self._options
+        prepared = wrap_model(trainer.accelerator, prepare, model, self._group, self._options, **options)
+        if self._sharded is not None:
+            self._sharded.add_model(prepared)
+        return prepared
 
-        class Configured(DistributedDataParallel):
-            """smdp's class with the options of the plugin, which Accelerate does not pass."""
-
-            def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-                super().__init__(module, *args, **{"process_group": group, **kwargs, **own})
-                if trainer.accelerator.scaler is not None:
-                    self.follow(trainer.accelerator.scaler)
-
-        with _replaced(Configured):
-            return prepare(model, **options)
+    def wrap_optimizer(
+        self, trainer: Trainer, prepare: Callable[..., Optimizer], optimizer: Optimizer, **options: Any
+    ) -> Optimizer:
+        """Shards the optimizer's state if `shard_optimizer` asks for it."""
+        if self._sharded is None:
+            return prepare(optimizer, **options)
+        return self._sharded.prepare(prepare, optimizer, **options)
 
     def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
-        """Adds the residuals of compression to a checkpoint."""
+        """Adds the whole state of a sharded optimizer and the residuals of compression to a checkpoint."""
+        if self._sharded is not None:
+            self._sharded.collect([trainer.model], trainer.args.should_save)
         save()
-        if (model := _wrapped(trainer)) is not None:
+        if (model := wrapped_in(trainer.model_wrapped)) is not None:
             save_residuals(model, folder)
 
     def load_state(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
-        """Restores the residuals of compression from a checkpoint."""
-        load()
-        if (model := _wrapped(trainer)) is not None:
+        """Restores the state of the optimizer and the residuals of compression from a checkpoint."""
+        # Each rank needs a part of the state, so it does not read the whole file into memory.
+        with nullcontext() if self._sharded is None else serialization.patch({"load.mmap": True}):
+            load()
+        if (model := wrapped_in(trainer.model_wrapped)) is not None:
             load_residuals(model, folder)
 
     def report(self) -> dict[str, float]:
         """Returns milliseconds and megabytes per step since the last call."""
         return {} if self._group is None else self._numbers.report()
-
-
-def _wrapped(trainer: Trainer) -> DistributedDataParallel | None:
-    model = getattr(
-        trainer.model_wrapped, "_orig_mod", trainer.model_wrapped
-    )  # inside torch.compile's wrapper
-    return model if isinstance(model, DistributedDataParallel) else None
 
 
 # The groups of earlier Trainers by their options, because a hyperparameter search creates many Trainers.
@@ -210,17 +233,6 @@ def _timeout(args: TrainingArguments) -> timedelta | None:
     """Returns the arguments' timeout. Their default of 30 minutes is replaced by the default group's."""
     asked: timedelta = args.ddp_timeout_delta
     return timeout_of_world() if asked == dist.default_pg_timeout else asked
-
-
-@contextmanager
-def _replaced(wrapper: type) -> Iterator[None]:
-    """Replaces torch's class, which Accelerate looks up by name each time it wraps a model."""
-    plain = nn.parallel.DistributedDataParallel
-    nn.parallel.DistributedDataParallel = wrapper
-    try:
-        yield
-    finally:
-        nn.parallel.DistributedDataParallel = plain
 
 
 @contextmanager

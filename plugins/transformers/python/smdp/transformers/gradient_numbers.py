@@ -40,7 +40,7 @@ class _Counters:
     def read(cls) -> _Counters:
         stats = smdp.stats()
         # Only sums count, because other operations belong to evaluation and checkpoints.
-        sums = [row for row in stats["operations"] if row["operation"] == "all_reduce"]
+        sums = [row for row in stats["operations"] if row["operation"] in ("all_reduce", "reduce_scatter")]
         return cls(
             stats["steps"],
             stats["gradient_bytes"],

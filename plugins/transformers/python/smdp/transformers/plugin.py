@@ -61,6 +61,15 @@ class Plugin:
         """Returns the model wrapped for training. `prepare(model, **options)` wraps like the Trainer."""
         return prepare(model, **options)
 
+    def wrap_optimizer(
+        self, trainer: Trainer, prepare: Callable[..., Optimizer], optimizer: Optimizer, **options: Any
+    ) -> Optimizer:
+        """Returns the optimizer wrapped for training, after the model.
+
+        `prepare(optimizer, **options)` wraps like the Trainer.
+        """
+        return prepare(optimizer, **options)
+
     def make_optimizer(self, trainer: Trainer, make: Callable[[], Optimizer]) -> Optimizer:
         """Returns the optimizer to use. `make()` returns the Trainer's or the user's optimizer."""
         return make()

@@ -78,6 +78,8 @@ class _WithPlugins:
         for plugin in self.plugins:
             prepare = trainer.accelerator.prepare_model
             trainer.accelerator.prepare_model = functools.partial(_prepare, trainer, plugin, prepare)
+            wrap = functools.partial(plugin.wrap_optimizer, trainer, trainer.accelerator.prepare_optimizer)
+            trainer.accelerator.prepare_optimizer = wrap
             plugin.change_accelerator(trainer)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
