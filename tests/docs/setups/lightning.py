@@ -3,6 +3,8 @@
 import lightning
 import torch
 
+import smdp.torch
+
 
 class Line(lightning.LightningModule):
     def __init__(self):
@@ -20,7 +22,11 @@ class Line(lightning.LightningModule):
 data = torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=4)
 run(0)
 ours = trainer
-for block in (1, 2):
+run(1)
+trainer.fit_loop.max_epochs = 1
+trainer.fit(Line(), data)
+assert isinstance(trainer.optimizers[0], smdp.torch.ShardedOptimizer)
+for block in (2, 3):
     run(block)
     assert trainer.world_size == ours.world_size == 2
 assert trainer.global_rank == ours.global_rank and trainer.world_size == 2

@@ -8,15 +8,18 @@ from typing import Any
 import torch.nn.parallel
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.pytorch import Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import LayerSync, TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import nn
+from torch.optim import Optimizer
 
 from smdp import environments
 from smdp.environments.single import SingleProcess
 from smdp.lightning.launched import check_devices, launched
 from smdp.lightning.layer_sync import SyncBatchNorms
-from smdp.torch.plugin_support import DistributedDataParallel, check_reducer_options
+from smdp.torch import ShardedOptimizer
+from smdp.torch.plugin_support import DistributedDataParallel, asked_scope, check_reducer_options
 
 _NAMES = {
     name
@@ -34,6 +37,9 @@ class SmdpStrategy(DDPStrategy):
         *args: The positional arguments of DDPStrategy.
         compression: The format in which float32 gradients travel between hosts: "none", "fp16", "bf16",
             "int8" or "topk".
+        shard_optimizer: Whether to keep the optimizer's state once for all ranks (True), once per host
+            ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
+            Checkpoints have the whole state.
         **kwargs: The keyword arguments of DDPStrategy and of smdp.torch.DistributedDataParallel.
 
     Raises:
@@ -44,8 +50,11 @@ class SmdpStrategy(DDPStrategy):
 
     _layer_sync: LayerSync | None
     cluster_environment: ClusterEnvironment | None
+    optimizers: list[Optimizer]
 
-    def __init__(self, *args: Any, compression: str = "none", **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, compression: str = "none", shard_optimizer: bool | str = False, **kwargs: Any
+    ) -> None:
         backend = kwargs.setdefault("process_group_backend", "smdp")
         if backend != "smdp":
             raise ValueError(
@@ -67,6 +76,7 @@ class SmdpStrategy(DDPStrategy):
             )
         topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
+        self._scope = asked_scope("SmdpStrategy", shard_optimizer)
         super().__init__(*args, **kwargs)
         self._compression = compression
 
@@ -96,6 +106,7 @@ class SmdpStrategy(DDPStrategy):
         """Sets up DDPStrategy. Batch norms are also synchronized on CPUs."""
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncBatchNorms()
+        self.optimizers = []  # a sharded one from an earlier fit() would keep its part of the gradients
         super().setup(trainer)
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
@@ -109,6 +120,34 @@ class SmdpStrategy(DDPStrategy):
         if scaler is not None:
             wrapped.follow(scaler)
         return wrapped
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Creates the optimizers, and shards the state if `shard_optimizer` asks for it.
+
+        Raises:
+            ValueError: There are several optimizers, or this one cannot be sharded.
+        """
+        super().setup_optimizers(trainer)
+        if self._scope is None:
+            return
+        if len(self.optimizers) > 1:
+            kinds = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+            raise ValueError(
+                f"[smdp] SmdpStrategy: configure_optimizers() returned {len(self.optimizers)} optimizers"
+                f" ({kinds}), but shard_optimizer supports one. Use one optimizer with several parameter"
+                " groups, or leave shard_optimizer out."
+            )
+        assert isinstance(self.model, DistributedDataParallel)
+        self.optimizers = [ShardedOptimizer(one, self.model, self._scope) for one in self.optimizers]
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Returns an optimizer's state for a checkpoint, that of a sharded one on rank 0 only. Collective."""
+        plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        if not isinstance(plain, ShardedOptimizer):
+            state: dict[str, Any] = super().optimizer_state(plain)
+            return state
+        plain.consolidate(to=0)
+        return plain.state_dict() if self.is_global_zero else {}
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
