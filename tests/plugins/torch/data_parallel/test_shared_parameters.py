@@ -144,7 +144,7 @@ def only_those_in_a_backward_sum_copies() -> None:
     deliver, are_copies = hooks.deliver, []
 
     def look(index: int, grad: Tensor) -> Tensor | None:
-        are_copies.append(hooks._lent[index] is not grad)
+        are_copies.append(hooks.lent[index] is not grad)
         return deliver(index, grad)
 
     with mock.patch.object(hooks, "deliver", look):
