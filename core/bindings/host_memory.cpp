@@ -1,6 +1,7 @@
 #include "smdp/host_memory.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <cstdint>
 
@@ -20,7 +21,9 @@ void bind_host_memory(nb::module_& m) {
       .def_prop_ro("size", &HostMemory::size)
       .def(
           "await_host", [](HostMemory& memory) { memory.await_host(is_interrupted); }, Release(),
-          "Blocks until all ranks of this host have called it.");
+          "Blocks until all ranks of this host have called it.")
+      .def("abort", &HostMemory::abort, nb::arg("reason"), Release(),
+           "Ends `await_host()` on all ranks of this host with this reason.");
 }
 
 }  // namespace smdp

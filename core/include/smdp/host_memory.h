@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "smdp/export.h"
 #include "smdp/group.h"
@@ -26,6 +27,8 @@ class SMDP_API HostMemory {
   // Blocks until all ranks of this host have called it, so what they wrote before can be read, and what they read
   // before can be overwritten. Throws the group's errors. `interrupted`: see Call.
   void await_host(const std::function<bool()>& interrupted = {});
+  // Ends await_host() on all ranks of this host, now and later, with an error that contains the reason.
+  void abort(const std::string& reason);
 
  private:
   class Impl;

@@ -97,6 +97,8 @@ class HostMemory::Impl {
     local_->barrier(call);
   }
 
+  void abort(const std::string& reason) { local_->abort(reason); }
+
  private:
   const std::unique_ptr<Group> local_;  // the ranks of this host
   const std::size_t bytes_;
@@ -108,5 +110,6 @@ HostMemory::~HostMemory() = default;
 std::byte* HostMemory::data() const { return impl_->data(); }
 std::size_t HostMemory::size() const { return impl_->size(); }
 void HostMemory::await_host(const std::function<bool()>& interrupted) { impl_->await_host(interrupted); }
+void HostMemory::abort(const std::string& reason) { impl_->abort(reason); }
 
 }  // namespace smdp

@@ -17,7 +17,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from sharded_models import OPTIMIZERS, Maker, Net, adamw, backward, deep, differences, sgd, train, values
+from sharded_models import (
+    OPTIMIZERS,
+    Maker,
+    Net,
+    adamw,
+    backward,
+    deep,
+    differences,
+    loss_of,
+    sgd,
+    train,
+    values,
+)
 from torch import nn
 from torch.optim import Optimizer
 from torch_spawn import run
@@ -241,3 +253,23 @@ def fails_in_the_step() -> None:
 
 def test_a_rank_that_fails_in_a_step_tells_the_others() -> None:
     run(fails_in_the_step)
+
+
+def fails_before_the_update() -> None:
+    model, optimizer = shared()
+    train(model, optimizer, range(1))
+    loss_of(model, 1).backward()
+    fails = dist.get_rank() == 0
+    weight = model.module.hidden.weight
+    if fails:
+        weight.grad = torch.ones_like(weight)  # not averaged
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError if fails else smdp.SmdpError, match=r"'hidden\.weight'"):
+        optimizer.step()
+    assert time.monotonic() - begin < 5
+    dist.barrier()  # the rank that failed is still there
+    os._exit(0)
+
+
+def test_a_rank_that_fails_alone_does_not_let_its_host_wait() -> None:
+    run(fails_before_the_update, 3)

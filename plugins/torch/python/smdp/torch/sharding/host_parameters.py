@@ -63,6 +63,10 @@ class HostParameters:
         """Waits until all ranks of this host have called it."""
         self._memory.await_host()
 
+    def abort(self, reason: str) -> None:
+        """Ends `await_host()` on all ranks of this host with this reason."""
+        self._memory.abort(reason)
+
     def trim(self) -> None:
         """Returns memory that this rank has freed to the system, at first and after the first two steps.
 

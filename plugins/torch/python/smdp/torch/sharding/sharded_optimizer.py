@@ -399,8 +399,10 @@ class ShardedOptimizer(OptimizerLink):
             yield
         except BaseException as error:
             reason = str(error).removeprefix("[smdp] ") or type(error).__name__
-            self._reducer.abort(f"step() of a ShardedOptimizer failed: {reason}")
+            reason = f"step() of a ShardedOptimizer failed: {reason}"
+            self._reducer.abort(reason)
             if self._common is not None:
+                self._common.abort(reason)
                 tell_unusable(error)
             raise
 
