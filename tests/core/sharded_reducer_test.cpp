@@ -144,6 +144,55 @@ TEST_P(ShardedReducer, MeansCanBeAwaitedInTheMiddleOfAStep) {
   });
 }
 
+TEST_P(ShardedReducer, MeansOfAClosedGroupCannotBeAwaited) {
+  run(std::get<0>(GetParam()), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, options());
+    Values values = gradients_of(gradients, group.rank(), 0);
+    if (group.rank() == group.size() - 1) {
+      reducer.abort("a reason");
+      return;
+    }
+    std::uint8_t flag = 0;
+    EXPECT_THROW(reducer.or_over_ranks(&flag, 1), ClosedError);
+    EXPECT_THROW(step(reducer, values, values.size()), ClosedError);
+    EXPECT_FALSE(reducer.has_means(0));
+    EXPECT_THROW(reducer.await_means(0), ClosedError);
+  });
+}
+
+TEST_P(ShardedReducer, ParametersOnTheirWayAreAwaited) {
+  run(std::get<0>(GetParam()), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, options());
+    Values values = gradients_of(gradients, group.rank(), 0);
+    step(reducer, values, gradients.size());
+    std::vector<std::vector<float>> memory;
+    std::vector<void*> data;
+    for (const ShardedBuffer& buffer : reducer.sharded_buffers())
+      data.push_back(memory.emplace_back(buffer.count).data());
+    ASSERT_GT(data.size(), 2U);
+    const std::unique_ptr<ParameterGather> gather = reducer.gather(data);
+    const std::string last = std::to_string(data.size() - 1);
+    const auto refuses = [&](const std::string& missing) {
+      try {
+        gather->wait(0);
+        ADD_FAILURE() << "it ended";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("these are not ready yet: " + missing), std::string::npos)
+            << error.what();
+      }
+    };
+    gather->ready(0);
+    refuses(last + ", ");  // nothing has been sent
+    gather->ready(data.size() - 1);
+    gather->wait(data.size() - 1);
+    refuses(std::to_string(data.size() - 2));
+    for (std::size_t number = data.size() - 1; number-- > 1;) gather->ready(number);
+    gather->wait();
+  });
+}
+
 TEST_P(ShardedReducer, ParametersComeBackFromTheirOwners) {
   run(std::get<0>(GetParam()), [](Group& group) {
     const auto gradients = model();

@@ -1,5 +1,6 @@
 #include "fusion/parameter_gather.h"
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -63,6 +64,7 @@ void ParameterGather::Impl::wait(std::size_t number, const std::function<bool()>
   if (!is_ready_[position(number)]) {
     throw Error("[smdp] wait() for " + labels_[number] + " before ready(): say first that this rank has updated it.");
   }
+  check_travels(number);
   wait_for_part(*done_[number], handle_, group_, interrupted);
 }
 
@@ -82,6 +84,18 @@ void ParameterGather::Impl::check_number(std::size_t number) const {
   if (number < done_.size()) return;
   throw InvalidArgument("[smdp] there is no fusion buffer " + std::to_string(number) + "; there are " +
                         std::to_string(done_.size()) + ".");
+}
+
+void ParameterGather::Impl::check_travels(std::size_t number) const {
+  if (handle_ && position(number) < sent_) return;
+  if (const std::exception_ptr error = group_.error()) std::rethrow_exception(error);
+  std::string missing;
+  for (std::size_t before = 0; before < position(number); ++before) {
+    if (!is_ready_[before]) missing += (missing.empty() ? "" : ", ") + std::to_string(done_.size() - 1 - before);
+  }
+  throw Error("[smdp] wait() for fusion buffer " + std::to_string(number) +
+              " would not end, because buffers travel in reverse order, and these are not ready yet: " + missing +
+              ". Call ready() for them first.");
 }
 
 ParameterGather::ParameterGather(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

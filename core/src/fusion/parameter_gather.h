@@ -30,6 +30,8 @@ class ParameterGather::Impl {
   // Position of a buffer among the items.
   std::size_t position(std::size_t number) const { return done_.size() - 1 - number; }
   void check_number(std::size_t number) const;
+  // Throws unless the buffer is on its way.
+  void check_travels(std::size_t number) const;
 
   Group& group_;
   const std::vector<std::string> labels_;

@@ -24,8 +24,13 @@ bool GradientReducer::Impl::has_means(std::size_t number) const {
 bool GradientReducer::Impl::await_means(std::size_t number, const std::function<bool()>& interrupted) {
   const FusionBuffer& buffer = sharded_buffer("await_means()", number);
   {
-    const Lock lock(mutex_);
+    Lock lock(mutex_);
     if (!is_in_step_ || !batch_->is_sent(number)) return false;
+    if (!batch_->handle()) {  // the group failed before anything was sent
+      lock.unlock();
+      rethrow_failure();
+      return false;
+    }
   }
   settle(*buffer.done, interrupted);
   return true;
