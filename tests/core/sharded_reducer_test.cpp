@@ -144,6 +144,35 @@ TEST_P(ShardedReducer, MeansCanBeAwaitedInTheMiddleOfAStep) {
   });
 }
 
+TEST_P(ShardedReducer, CompressionThatKeepsValuesHasMeansAfterTheStep) {
+  run(std::get<0>(GetParam()), [](Group& group) {
+    const auto gradients = model();
+    GradientReducer reducer(group, gradients, options(Compression::kInt8));
+    const bool keeps = group.hosts().size() > 1;
+    Values values = gradients_of(gradients, group.rank(), 0);
+    float empty = 0;
+    for (std::size_t index = values.size(); index-- > 0;) {
+      reducer.ready(index, values[index].empty() ? &empty : values[index].data());
+    }
+    EXPECT_EQ(reducer.await_means(0), !keeps);
+    EXPECT_EQ(reducer.has_means(0), !keeps);
+    reducer.finish();
+    std::vector<std::vector<float>> memory;
+    std::vector<void*> data;
+    for (const ShardedBuffer& buffer : reducer.sharded_buffers()) {
+      data.push_back(memory.emplace_back(buffer.count).data());
+    }
+    if (keeps) {
+      EXPECT_THROW(reducer.gather(data), Error);
+    }
+    reducer.wait();
+    EXPECT_TRUE(reducer.has_means(0));
+    const std::unique_ptr<ParameterGather> gather = reducer.gather(data);
+    for (std::size_t number = data.size(); number-- > 0;) gather->ready(number);
+    gather->wait();
+  });
+}
+
 TEST_P(ShardedReducer, MeansOfAClosedGroupCannotBeAwaited) {
   run(std::get<0>(GetParam()), [](Group& group) {
     const auto gradients = model();

@@ -128,18 +128,18 @@ class SMDP_API GradientReducer {
   // are valid until the next step. That of a buffer that is alone is the gradient's own, or the reducer's where the
   // gradient was absent.
   const void* means(std::size_t number) const;
-  // Returns, after finish(), whether this rank has the means that it owns of a buffer. They may be read then, before
-  // wait() has ended the step.
+  // Returns whether this rank has the means that it owns of a buffer. They may be read then, before wait() has ended
+  // the step. Compression kInt8 or kTopK keeps values of a step until wait(), so there are no means before it.
   bool has_means(std::size_t number) const;
   // Waits, in the middle of a step, until this rank has the means that it owns of a buffer. A gradient that is alone in
-  // it may be freed then. Returns false at once if the buffer is not on its way yet.
+  // it may be freed then. Returns false at once if the buffer is not on its way yet, and with kInt8 or kTopK.
   bool await_means(std::size_t number, const std::function<bool()>& interrupted = {});
-  // Collective, between finish() and the next step. data: by buffer, memory of `count` elements in the buffer's layout,
-  // of which each rank has what it owns, and all ranks get everything. It must live until wait() of the result. Nothing
-  // travels before all means are there.
-  // is_once_per_host, the same on all ranks: the ranks of a host pass the same memory, see host_memory.h. Nothing is
-  // copied inside a host then, and other hosts' parts are written once. A rank may write what it owns after
-  // HostMemory::await_host(), and may read a buffer again after wait() for it.
+  // Collective, between finish(), or wait() with kInt8 or kTopK, and the next step. data: by buffer, memory of `count`
+  // elements in the buffer's layout, of which each rank has what it owns, and all ranks get everything. It must live
+  // until wait() of the result. Nothing travels before all means are there. is_once_per_host, the same on all ranks:
+  // the ranks of a host pass the same memory, see host_memory.h. Nothing is copied inside a host then, and other hosts'
+  // parts are written once. A rank may write what it owns after HostMemory::await_host(), and may read a buffer again
+  // after wait() for it.
   std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data, bool is_once_per_host = false);
 
   // Closes the reducer on all ranks, whatever it is doing. Once this returns, no gradient's memory is accessed any

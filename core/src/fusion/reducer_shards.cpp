@@ -16,8 +16,12 @@ const std::vector<ShardedBuffer>& GradientReducer::Impl::sharded_buffers() const
 
 const void* GradientReducer::Impl::means(std::size_t number) const { return sharded_buffer("means()", number).data; }
 
-bool GradientReducer::Impl::has_means(std::size_t number) const {
+bool GradientReducer::Impl::has_means(std::size_t number) {
   const FusionBuffer& buffer = sharded_buffer("has_means()", number);
+  if (kept_->has_state()) {  // wait() looks at the sums, and may still change them
+    const Lock lock(mutex_);
+    if (is_in_step_) return false;
+  }
   return buffer.done && buffer.done->done() && !buffer.done->error();
 }
 
@@ -25,7 +29,7 @@ bool GradientReducer::Impl::await_means(std::size_t number, const std::function<
   const FusionBuffer& buffer = sharded_buffer("await_means()", number);
   {
     Lock lock(mutex_);
-    if (!is_in_step_ || !batch_->is_sent(number)) return false;
+    if (!is_in_step_ || kept_->has_state() || !batch_->is_sent(number)) return false;
     if (!batch_->handle()) {  // the group failed before anything was sent
       lock.unlock();
       rethrow_failure();
@@ -41,6 +45,10 @@ std::unique_ptr<ParameterGather> GradientReducer::Impl::gather(const std::vector
   {
     const Lock lock(mutex_);
     if (is_in_step_ && !is_finished_) throw Error("[smdp] gather() in the middle of a step: call finish() first.");
+    if (is_in_step_ && kept_->has_state()) {  // wait() ends with a collective, for which gather() would be in the way
+      throw Error(std::string("[smdp] gather() before wait(): compression '") + name_of(options_.compression) +
+                  "' keeps values of the step, which only wait() ends. Call wait() first.");
+    }
   }
   rethrow_failure();
   std::vector<std::string> labels;

@@ -72,7 +72,7 @@ class GradientReducer::Impl {
   // reducer_shards.cpp
   const std::vector<ShardedBuffer>& sharded_buffers() const;
   const void* means(std::size_t number) const;
-  bool has_means(std::size_t number) const;
+  bool has_means(std::size_t number);
   bool await_means(std::size_t number, const std::function<bool()>& interrupted);
   std::unique_ptr<ParameterGather> gather(const std::vector<void*>& data, bool is_once_per_host);
 
