@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <vector>
 
@@ -97,6 +101,28 @@ TEST(HostMemory, IsSharedInsideEachHost) {
     HostMemory nothing(group, 0);
     EXPECT_EQ(nothing.data(), nullptr);
   });
+}
+
+// Returns how many descriptors of shared memory this process has open.
+std::ptrdiff_t open_memories() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return std::count_if(begin(files), end(files), [](const auto& file) {
+    std::error_code gone;
+    return read_symlink(file, gone).string().starts_with("/memfd:");
+  });
+}
+
+TEST(HostMemory, LeavesNoDescriptorOpen) {
+  for (const int ranks : {1, 2}) {
+    run({ranks}, [](Group& group) {
+      const std::ptrdiff_t before = open_memories();
+      group.barrier();
+      HostMemory memory(group, 4096);
+      memory.await_host();
+      EXPECT_EQ(open_memories(), before);
+      group.barrier();
+    });
+  }
 }
 
 TEST(HostMemory, TooMuchIsAnErrorOnAllRanks) {

@@ -27,6 +27,10 @@ class MemoryPassing {
  public:
   // Allocates all of the memory, filled with zeros. purpose: for messages; a literal.
   MemoryPassing(std::size_t bytes, const char* purpose);
+  MemoryPassing(const MemoryPassing&) = delete;
+  MemoryPassing& operator=(const MemoryPassing&) = delete;
+  // Closes the descriptor; the memory stays mapped.
+  ~MemoryPassing() { mapping_->close_descriptor(); }
   const MeetingPoint& point() const { return point_; }
   SharedBytes memory() const { return {mapping_, mapping_->data()}; }
   // Passes it to `receivers` ranks. `interrupted` is polled; when it returns true, ClosedError is thrown.
