@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <latch>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -123,6 +126,39 @@ TEST(HostMemory, LeavesNoDescriptorOpen) {
       group.barrier();
     });
   }
+}
+
+TEST(HostMemory, AFailureElsewhereEndsTheWait) {
+  std::latch others(2);
+  const auto body = [&others](Group& group) {
+    HostMemory memory(group, 4096);
+    if (group.rank() < 2) others.count_down();
+    if (group.rank() == 0) {
+      EXPECT_THROW(memory.await_host(), ClosedError);
+      return;
+    }
+    std::byte nothing{};
+    if (group.rank() == 2) {
+      others.wait();
+      group.abort("a reason");
+    }
+    EXPECT_THROW(group.all_reduce(&nothing, &nothing, std::array<std::int64_t, 1>{1}, DType::kUint8, ReduceOp::kSum),
+                 ClosedError);
+  };
+  EXPECT_THROW(run({2, 1}, body), ClosedError);  // the group of the job is closed
+}
+
+TEST(HostMemory, AbortEndsTheWait) {
+  run({2}, [](Group& group) {
+    HostMemory memory(group, 4096);
+    if (group.rank() == 1) return memory.abort("a reason");
+    try {
+      memory.await_host();
+      ADD_FAILURE() << "it ended";
+    } catch (const ClosedError& error) {
+      EXPECT_NE(std::string(error.what()).find("a reason"), std::string::npos) << error.what();
+    }
+  });
 }
 
 TEST(HostMemory, TooMuchIsAnErrorOnAllRanks) {

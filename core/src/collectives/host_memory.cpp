@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -68,7 +70,7 @@ void do_together(Group& group, std::size_t bytes, const std::function<void()>& p
 class HostMemory::Impl {
  public:
   Impl(Group& group, std::size_t bytes)
-      : local_(group.split(group.host_index(), group.rank(), "host memory")), bytes_(bytes) {
+      : base_(group.id()), local_(group.split(group.host_index(), group.rank(), "host memory")), bytes_(bytes) {
     std::optional<MemoryPassing> passing;
     do_together(group, bytes, [&] {
       if (bytes != 0 && local_->rank() == 0) passing.emplace(bytes, kShared);
@@ -92,14 +94,31 @@ class HostMemory::Impl {
 
   void await_host(const std::function<bool()>& interrupted) {
     Call call;
-    call.interrupted = interrupted;
+    // A rank of this host may wait for one of another host, which only `base_` knows.
+    call.interrupted = [&] {
+      const std::exception_ptr error = base_error();
+      if (error) local_->abort(without_tag(Failure::of(error).text));
+      return !error && interrupted && interrupted();
+    };
     call.label = [] { return std::string(kShared); };
-    local_->barrier(call);
+    try {
+      local_->barrier(call);
+    } catch (const Error&) {
+      if (const std::exception_ptr error = base_error()) std::rethrow_exception(error);
+      throw;
+    }
   }
 
   void abort(const std::string& reason) { local_->abort(reason); }
 
  private:
+  // Returns why the group of all ranks is closed. Null if it is open, or does not exist any more.
+  std::exception_ptr base_error() const {
+    const std::shared_ptr<Group> base = Group::find(base_);
+    return base ? base->error() : nullptr;
+  }
+
+  const std::uint64_t base_;            // id of the group of all ranks
   const std::unique_ptr<Group> local_;  // the ranks of this host
   const std::size_t bytes_;
   SharedBytes memory_;  // null if there are no bytes
