@@ -72,7 +72,8 @@ struct CudaStream {
 };
 
 // A step consists of ready() for each gradient that backward produced, finish(), and wait(). Thread safety: ready() may
-// be called from several threads; all other functions from one thread, after the last ready().
+// be called from several threads, and has_means() and await_means() from one of them; all other functions from one
+// thread, after the last ready(). abort() may be called at any time.
 class SMDP_API GradientReducer {
  public:
   // Collective. Creates its own connections (Group::twin), so its operations and other collectives of `group` may

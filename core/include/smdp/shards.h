@@ -44,7 +44,8 @@ struct ShardedBuffer {
 };
 
 // Sends the parameters that every rank has updated in its own shards to all ranks; see GradientReducer::gather().
-// Thread safety: one thread at a time.
+// The reducer must outlive this object, which may be destroyed only after wait() has ended, for the memory is used
+// until then. Thread safety: one thread at a time.
 class SMDP_API ParameterGather {
  public:
   class Impl;
