@@ -19,6 +19,7 @@
 #include "bind.h"
 #include "interruption.h"
 #include "released.h"
+#include "smdp/error.h"
 
 namespace nb = nanobind;
 
@@ -83,7 +84,14 @@ void bind_gradient_reducer(nb::module_& m) {
             for (const auto& [name, count, dtype, shape] : list) {
               gradients.push_back({name, count, static_cast<DType>(dtype), shape});
             }
-            for (const std::size_t index : whole) gradients.at(index).is_whole = true;
+            for (const std::size_t index : whole) {
+              if (index >= gradients.size()) {
+                throw InvalidArgument("[smdp] GradientReducer: whole= has gradient " + std::to_string(index) +
+                                      ", and there are " + std::to_string(gradients.size()) +
+                                      ", counted from 0. Pass indices of `gradients`.");
+              }
+              gradients[index].is_whole = true;
+            }
             const Released release;
             new (self) GradientReducer(group, std::move(gradients), options);
           },
@@ -155,12 +163,14 @@ void bind_gradient_reducer(nb::module_& m) {
             return reinterpret_cast<Pointer>(reducer.means(number));
           },
           nb::arg("number"), "Returns the address of a buffer's means, valid until the next step.")
-      .def("has_means", &GradientReducer::has_means, nb::arg("number"))
+      .def("has_means", &GradientReducer::has_means, nb::arg("number"),
+           "Returns whether this rank has the means that it owns of a buffer. With int8 and topk, only after `wait()`.")
       .def(
           "await_means",
           [](GradientReducer& reducer, std::size_t number) { return reducer.await_means(number, is_interrupted); },
           nb::arg("number"), Release(),
-          "Waits for a buffer in the middle of a step. Returns False if it is not on its way yet.")
+          "Waits for a buffer in the middle of a step. Returns False if it is not on its way yet, and with int8 and "
+          "topk.")
       .def(
           "gather",
           [](GradientReducer& reducer, const std::vector<Pointer>& data, bool is_once_per_host) {
