@@ -186,6 +186,9 @@ class HostMemory:
     def await_host(self) -> None:
         """Blocks until all ranks of this host have called it."""
 
+    def abort(self, reason: str) -> None:
+        """Ends `await_host()` on all ranks of this host with this reason."""
+
 def raise_open_files_limit() -> None:
     """
     Raises the soft limit of open files to the hard limit, at most to 65536.
@@ -286,11 +289,14 @@ class GradientReducer:
     def means(self, number: int) -> int:
         """Returns the address of a buffer's means, valid until the next step."""
 
-    def has_means(self, number: int) -> bool: ...
+    def has_means(self, number: int) -> bool:
+        """
+        Returns whether this rank has the means that it owns of a buffer. With int8 and topk, only after `wait()`.
+        """
 
     def await_means(self, number: int) -> bool:
         """
-        Waits for a buffer in the middle of a step. Returns False if it is not on its way yet.
+        Waits for a buffer in the middle of a step. Returns False if it is not on its way yet, and with int8 and topk.
         """
 
     def gather(self, data: Sequence[int], is_once_per_host: bool = False) -> ParameterGather:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +27,15 @@ class MemoryLimit(NamedTuple):
 
 def memory_limit() -> MemoryLimit | None:
     """Returns the smallest limit of this process's cgroup and its parents, or None if they set none."""
-    limits = []
+    return min(_memory_limits(), default=None)
+
+
+def _memory_limits() -> Iterator[MemoryLimit]:
     for directory in cgroup_directories("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup versions 2 and 1
             text = read_text(directory / name)
             if text and text.isdecimal() and int(text) < _NO_LIMIT:
-                limits.append(MemoryLimit(int(text), directory / name))
-    return min(limits, default=None)
+                yield MemoryLimit(int(text), directory / name)
 
 
 def cgroup_directories(controller: str) -> list[Path]:
@@ -56,19 +59,21 @@ def cgroup_directories(controller: str) -> list[Path]:
 
 
 def available_memory() -> int | None:
-    """Returns the bytes that this host's processes can still use, within the cgroup's limit; None: unknown.
+    """Returns the bytes that this host's processes can still use, within its cgroups' limits, or None.
 
     Pages of files that the kernel can drop count as available.
     """
     found = [number * 1024 for number in _numbers(read_text("/proc/meminfo"), "MemAvailable:")]
-    limit = memory_limit()
-    if limit is not None:
+    for limit in _memory_limits():
         directory = limit.file.parent
-        for name in ("memory.current", "memory.usage_in_bytes"):  # cgroup versions 2 and 1
+        # Cgroup versions 2 and 1.
+        for name, inactive in (
+            ("memory.current", "inactive_file"),
+            ("memory.usage_in_bytes", "total_inactive_file"),
+        ):
             used = read_text(directory / name)
             if used and used.isdecimal():
-                stat = read_text(directory / "memory.stat")
-                droppable = _numbers(stat, "inactive_file") or [0]
+                droppable = _numbers(read_text(directory / "memory.stat"), inactive) or [0]
                 found.append(max(0, limit.bytes - int(used) + droppable[0]))
     return min(found, default=None)
 

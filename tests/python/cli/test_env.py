@@ -224,6 +224,15 @@ def test_available_memory_is_what_the_cgroup_leaves() -> None:
         files["/sys/fs/cgroup/a/memory.current"] = str(300 << 10)
         files["/sys/fs/cgroup/a/memory.stat"] = f"anon 7\ninactive_file {50 << 10}"
         assert _kernel_files.available_memory() == 350 << 10
+        # The smallest limit need not leave the least.
+        files["/sys/fs/cgroup/memory.max"] = str(700 << 10)
+        files["/sys/fs/cgroup/memory.current"] = str(500 << 10)
+        assert _kernel_files.available_memory() == 200 << 10
+        files["/proc/self/cgroup"] = "4:memory:/"
+        files["/sys/fs/cgroup/memory/memory.limit_in_bytes"] = str(400 << 10)
+        files["/sys/fs/cgroup/memory/memory.usage_in_bytes"] = str(300 << 10)
+        files["/sys/fs/cgroup/memory/memory.stat"] = f"inactive_file 1\ntotal_inactive_file {60 << 10}"
+        assert _kernel_files.available_memory() == 160 << 10
         files.clear()
         assert _kernel_files.available_memory() is None
 
