@@ -2,11 +2,18 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
+#include <string>
 
 namespace smdp {
 
-// Returns how many bytes the container and the machine still have, counting caches that they can drop. The largest
-// number if neither says so.
-std::size_t free_memory();
+struct FreeMemory {
+  std::size_t bytes = std::numeric_limits<std::size_t>::max();
+  std::string limit;  // file that says so; empty if none does
+};
+
+// Returns how many bytes the machine, this process's cgroup and the cgroups around it still have, counting caches that
+// they can drop: the least of them. root: for tests, the directory that stands for "/".
+FreeMemory free_memory(const std::string& root = "");
 
 }  // namespace smdp

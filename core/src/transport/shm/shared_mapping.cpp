@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
 #include <utility>
 
 #include "common/free_memory.h"
@@ -15,7 +16,11 @@ namespace {
 
 // A cgroup that runs out of memory kills a process instead of failing the call.
 void take_pages(int memfd, std::size_t bytes, const char* purpose) {
-  if (bytes > free_memory()) throw shortage("fallocate", purpose, ENOMEM, bytes);
+  if (const FreeMemory left = free_memory(); bytes > left.bytes) {
+    throw ShortageError(std::string("[smdp] memory for ") + purpose + " needs " + std::to_string(bytes) +
+                        " bytes, and this host has " + std::to_string(left.bytes) + " left (limit: " + left.limit +
+                        "). Leave out share_parameters=True, or use a machine with more memory.");
+  }
   while (::fallocate(memfd, 0, 0, static_cast<off_t>(bytes)) != 0) {
     if (errno != EINTR) throw shortage("fallocate", purpose, errno, bytes);
   }
