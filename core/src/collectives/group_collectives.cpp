@@ -89,7 +89,7 @@ Group::Handle Group::all_reduce_batch(std::shared_ptr<Batch> batch, const Call& 
   }
   Fingerprint print = fingerprint(kind_of(*batch), batch->items().front().reduction.dtype);
   print.set_shape(std::array<std::int64_t, 1>{elements});
-  if (batch->is_once_per_host()) print.set_name("once per host");
+  if (batch->is_once_per_host()) print.root = 0;
   const Planner& planner = impl_->engine->planner();
   return impl_->engine->collective(
       print, bytes_in_all,

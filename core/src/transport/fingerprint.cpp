@@ -147,6 +147,7 @@ std::string Fingerprint::describe() const {
   if (kind == OpKind::kAllReduceSparse) {
     return text + " with " + counted(static_cast<std::size_t>(root), "sparse dimension");
   }
+  if (kind == OpKind::kAllGather) return root < 0 ? text : text + " into memory that exists once per host";
   if (root >= 0)
     text += (kind == OpKind::kReduce || kind == OpKind::kGather ? " to rank " : " from rank ") + std::to_string(root);
   return text;

@@ -17,7 +17,7 @@ enum class OpKind : std::uint8_t {
   kAllReduce,
   kReduce,
   kBroadcast,
-  kAllGather,
+  kAllGather,  // `root` is 0 if the ranks of a host gather into the same memory
   kReduceScatter,
   kAllToAll,
   kGather,
