@@ -17,6 +17,7 @@ from smdp.torch.data_parallel.counted_steps import CountedSteps, Told
 from smdp.torch.data_parallel.input_wait import watch
 from smdp.torch.data_parallel.loss_scale import follow
 from smdp.torch.data_parallel.reducer_options import (
+    KEEPING_COMPRESSIONS,
     check_factor,
     check_reducer_options,
     check_rows_have_no_momentum,
@@ -214,6 +215,6 @@ def comm_hook(
         raise ValueError(f"[smdp] smdp.torch.comm_hook needs a group of the backend 'smdp'. {cure}")
     compressor = _core.GradientCompressor(compression, topk_ratio, topk_momentum)
     watch()
-    has_state = compression in ("int8", "topk")
+    has_state = compression in KEEPING_COMPRESSIONS
     make = partial(comm_hook, compression, topk_ratio=topk_ratio, topk_momentum=topk_momentum)
     return CommHook(group.core, compressor, has_state=has_state, momentum=topk_momentum, make=make)

@@ -19,7 +19,11 @@ from smdp.torch.data_parallel.join_hook import EmptySteps
 from smdp.torch.data_parallel.kept_gradients import copy_kept, set_kept
 from smdp.torch.data_parallel.loss_scale import follow
 from smdp.torch.data_parallel.output_tensors import tensors_in
-from smdp.torch.data_parallel.reducer_options import check_factor, check_reducer_options
+from smdp.torch.data_parallel.reducer_options import (
+    KEEPING_COMPRESSIONS,
+    check_factor,
+    check_reducer_options,
+)
 from smdp.torch.data_parallel.same_parameters import check_none_is_new, check_still_frozen
 from smdp.torch.data_parallel.same_state import check_same_state
 from smdp.torch.data_parallel.sparse_gradients import sparse_parameters
@@ -279,7 +283,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             A dict of tensors and plain values that `torch.save` can write. It is empty for other kinds of
             compression and for a module on a GPU, whose residuals cannot be saved.
         """
-        if self._hook_options is None or self._hook_options["compression"] not in ("int8", "topk"):
+        if self._hook_options is None or self._hook_options["compression"] not in KEEPING_COMPRESSIONS:
             return {}
         return copy_kept(self.process_group.core, self._make_hooks(), self._hook_options)
 

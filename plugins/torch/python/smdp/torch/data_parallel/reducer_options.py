@@ -8,6 +8,7 @@ import numbers
 _BYTE = 2.0**-20
 _MOST = 2.0**30
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "topk")
+KEEPING_COMPRESSIONS = ("int8", "topk")  # they keep what they have not sent for later steps
 
 
 def check_reducer_options(

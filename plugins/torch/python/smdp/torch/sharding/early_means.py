@@ -9,10 +9,10 @@ from torch import Tensor
 
 from smdp import _core
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
+from smdp.torch.data_parallel.reducer_options import KEEPING_COMPRESSIONS
 from smdp.torch.sharding.shard_layout import ShardLayout
 
 _MOST_BYTES = 32 << 20  # of gradients that are not summed yet, besides the newest one
-_KEEPING = ("int8", "topk")
 
 
 class EarlyMeans:
@@ -31,7 +31,7 @@ class EarlyMeans:
         self._reducer = reducer
         self._layout = layout
         # Where compression keeps errors, the reducer looks at all sums when the step ends.
-        self._is_on = hooks.compression not in _KEEPING
+        self._is_on = hooks.compression not in KEEPING_COMPRESSIONS
         self._coming: deque[int] = deque()
         self._kept: dict[int, list[Tensor]] = {}
 

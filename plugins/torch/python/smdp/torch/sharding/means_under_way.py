@@ -10,9 +10,9 @@ from torch import Tensor
 
 from smdp.torch.data_parallel.averaged_gradients import ShardedReducer
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
+from smdp.torch.data_parallel.reducer_options import KEEPING_COMPRESSIONS
 from smdp.torch.process_group.profiling import ranged
 
-_KEEPING = ("int8", "topk")
 _PARTS = 8  # in which an update is made; each has a cost of its own
 
 
@@ -51,7 +51,7 @@ class MeansUnderWay:
         # Whether another rank has used a parameter is known only when all means have arrived. Compression
         # that keeps errors ends the step with a collective, which must come before those of the update.
         missing = {index for index, one in enumerate(parameters) if one.grad is None} - hooks.freed
-        if hooks.compression in _KEEPING or missing:
+        if hooks.compression in KEEPING_COMPRESSIONS or missing:
             self.end()
         with torch.no_grad():
             for index, parameter in enumerate(parameters):

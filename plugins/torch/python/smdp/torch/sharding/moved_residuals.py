@@ -6,6 +6,7 @@ import torch
 
 from smdp import _core
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
+from smdp.torch.data_parallel.reducer_options import KEEPING_COMPRESSIONS
 from smdp.torch.sharding.shard_layout import ShardLayout
 
 # Parts of a gradient, as `GradientReducer.copy_kept()` numbers them.
@@ -25,7 +26,7 @@ def move_residuals(hooks: GradientHooks, old: _core.GradientReducer | None, layo
         old: Their reducer before.
         layout: Says which pieces this rank owns.
     """
-    if hooks.compression not in ("int8", "topk") or old is None or old.steps == 0:
+    if hooks.compression not in KEEPING_COMPRESSIONS or old is None or old.steps == 0:
         return
     keeps_sums = hooks.compression == "int8" and hooks.scope == "world"
     for index, (_, dtype, count) in enumerate(hooks.registered):
