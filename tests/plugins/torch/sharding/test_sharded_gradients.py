@@ -98,6 +98,28 @@ def clipping_is_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 6
 
 
+def unsupported_calls_leave_the_pieces() -> None:
+    model, optimizer = pair(deep, adamw)[1]
+    backward(model)
+    grad: Any = model.module[0].weight.grad
+    before = grad.full_tensor()
+    model.module.to(torch.device("cpu", 0))
+    assert model.module[0].weight.grad is grad
+    calls: list[tuple[Callable[[], object], str]] = [
+        (model.module.share_memory, r"share_memory_\(\) of a gradient of shape \(50, 8\)"),
+        (grad.untyped_storage, r"untyped_storage\(\) of a gradient"),
+        (lambda: grad.mul_(torch.ones(8)), r"got a tensor of shape \(8,\)"),
+        (lambda: grad.div_(torch.ones(50, 8)), r"got a tensor of shape \(50, 8\)"),
+        (lambda: grad.clamp_(max=torch.zeros(50, 8)), r"got a tensor of shape \(50, 8\)"),
+    ]
+    for call, words in calls:
+        with pytest.raises(RuntimeError, match=words):
+            call()
+    grad.mul_(torch.ones(1))
+    assert torch.equal(grad.full_tensor(), before)
+    optimizer.step()
+
+
 class ClippedSGD(torch.optim.SGD):
     """Its update depends on the norm of all parameters."""
 
@@ -166,6 +188,7 @@ def test_gradients_are_kept_measured_and_refused() -> None:
 
 def measures_and_refuses() -> None:
     gradients_are_kept()
+    unsupported_calls_leave_the_pieces()
     with pytest.MonkeyPatch.context() as patch:
         clipping_is_one_collective(patch)
     norms_are_those_of_torch("world")

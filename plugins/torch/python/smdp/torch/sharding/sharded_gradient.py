@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -90,6 +90,14 @@ class ShardedGradient(Tensor):
         """Returns the shape and the number of this rank's values."""
         own = sum(piece.numel() for piece in self._pieces)
         return f"ShardedGradient({tuple(self.shape)}, {self.dtype}, {own} values on this rank)"
+
+    def untyped_storage(self) -> NoReturn:
+        """Refuses access to the memory of the whole gradient, which this rank does not have."""
+        raise _refused("untyped_storage()", self.shape)
+
+    def share_memory_(self) -> NoReturn:
+        """Refuses to move the gradient to shared memory."""
+        raise _refused("share_memory_()", self.shape)
 
     def full_tensor(self) -> Tensor:
         """Returns all values. All ranks that share the gradient must call it.
@@ -188,8 +196,10 @@ class ShardedGradient(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carries out the operations that clipping, scaling and accumulation need, and refuses others."""
         kwargs = kwargs or {}
-        if func is _aten.detach.default:
+        if func is _aten.detach.default or (func is _aten._to_copy.default and _stays(args[0], kwargs)):
             return args[0]
+        if func in _ELEMENTWISE or func in _ELEMENTWISE_LISTS:
+            _check_factors(func, args[0], (*args[1:], *kwargs.values()))
         if func in _ELEMENTWISE and isinstance(args[0], cls):
             for piece in args[0]._changed(func):
                 func(piece, *args[1:], **kwargs)
@@ -212,11 +222,36 @@ class ShardedGradient(Tensor):
                 func(pieces, found, factor)
             dist.all_reduce(found, dist.ReduceOp.MAX, group=grads[0]._owners.group)
             return None
-        raise RuntimeError(
-            f"[smdp] {func} of a gradient of shape {_shape_of(args, cls)}: a ShardedOptimizer has distributed"
-            " its values over the ranks. Norms, scaling and clamping are possible. For anything else, call"
-            " grad.full_tensor() on all ranks."
-        )
+        raise _refused(func, _shape_of(args, cls))
+
+
+def _refused(what: object, shape: Sequence[int]) -> RuntimeError:
+    return RuntimeError(
+        f"[smdp] {what} of a gradient of shape {tuple(shape)}: a ShardedOptimizer has distributed its values"
+        " over the ranks. Norms, scaling and clamping are possible. For anything else, call"
+        " grad.full_tensor() on all ranks."
+    )
+
+
+def _stays(grad: Tensor, options: Mapping[str, Any]) -> bool:
+    """Returns whether a conversion names the dtype and the kind of device that a gradient has."""
+    device = options.get("device")
+    if device is None or torch.device(device).type != grad.device.type:
+        return False
+    return options.get("dtype") in (None, grad.dtype)
+
+
+def _check_factors(func: object, grads: Tensor | Sequence[Tensor], given: Iterable[object]) -> None:
+    """Checks that every rank can apply the same factors or limits to its pieces."""
+    for one in given:
+        if isinstance(one, Tensor) and (one.dim() > 1 or one.numel() != 1):
+            shape = grads.shape if isinstance(grads, Tensor) else grads[0].shape
+            raise RuntimeError(
+                f"[smdp] {func} of a gradient of shape {tuple(shape)} got a tensor of shape"
+                f" {tuple(one.shape)}: a ShardedOptimizer has distributed the gradient over the ranks, so a"
+                " factor or limit must be a number or a tensor with one value. For others, change"
+                " grad.full_tensor() on all ranks, and pass it to grad.take()."
+            )
 
 
 def _norms(grads: Sequence[Tensor], order: float = 2, *args: Any, **kwargs: Any) -> list[Tensor]:
