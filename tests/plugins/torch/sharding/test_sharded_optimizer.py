@@ -251,6 +251,9 @@ def refuses() -> None:
     model(torch.ones(2, 20)).sum().backward()
     with pytest.raises(RuntimeError, match="full_tensor"):
         parameters[0].grad.cumsum(0)
+    with pytest.raises(ValueError, match=r"lacks the options 'dampening', 'momentum', .* of SGD"):
+        optimizer.load_state_dict(torch.optim.Adam(parameters, lr=0.5).state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.1
     with pytest.raises(ValueError, match="parameter groups of"):
         optimizer.load_state_dict(torch.optim.SGD(parameters[:2], lr=0.1).state_dict())
     optimizer.zero_grad()

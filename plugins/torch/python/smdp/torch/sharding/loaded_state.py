@@ -22,7 +22,7 @@ def check_loaded(optimizer: Optimizer, given: Mapping[str, Any], name_of: Callab
         name_of: Returns the name of a parameter.
 
     Raises:
-        ValueError: The groups, the shapes or the keys of the state differ.
+        ValueError: The groups, their options, the shapes or the keys of the state differ.
     """
     groups, theirs = optimizer.param_groups, given["param_groups"]
     if [len(one["params"]) for one in theirs] != [len(one["params"]) for one in groups]:
@@ -32,13 +32,20 @@ def check_loaded(optimizer: Optimizer, given: Mapping[str, Any], name_of: Callab
             f" {[len(one['params']) for one in groups]}. Create the optimizer with the same groups as"
             " when the state was saved."
         )
-    for group, saved in zip(groups, theirs, strict=True):
+    for number, (group, saved) in enumerate(zip(groups, theirs, strict=True)):
         states = {
             parameter: state
-            for parameter, number in zip(group["params"], saved["params"], strict=True)
-            if (state := given["state"].get(number))
+            for parameter, key in zip(group["params"], saved["params"], strict=True)
+            if (state := given["state"].get(key))
         }
         _check_states(optimizer, group, saved, states, name_of)
+        if missing := optimizer.defaults.keys() - saved.keys():
+            raise ValueError(
+                f"[smdp] group {number} of the loaded state lacks the options {_list(missing)} of"
+                f" {type(optimizer).__name__}; it has {_list(saved.keys() - {'params'})}. Load the state of"
+                " an optimizer of the same class. If an older version of that class has saved it, add these"
+                " options to its groups."
+            )
 
 
 def _check_states(
@@ -53,12 +60,11 @@ def _check_states(
     keys = ways_to_shard(optimizer, [{**group, **saved, "params": group["params"]}]).keys
     always = keys.always or frozenset()
     known = keys.per_element | keys.per_parameter
-    is_same_class = set(optimizer.defaults) <= set(saved)
+    is_other_class = not optimizer.defaults.keys() <= saved.keys()
     for parameter, given in states.items():
         state = {key: value for key, value in given.items() if key != MASTER}
-        # Some keys are created only later, or for some shapes. The options tell such an optimizer from
-        # another one.
-        if not always <= state.keys() or (not is_same_class and not state.keys() <= known):
+        # Some keys are created only later, or for some shapes.
+        if not always <= state.keys() or (is_other_class and not state.keys() <= known):
             raise ValueError(
                 f"[smdp] the loaded state has {_list(state.keys())} for parameter {name_of(parameter)!r}, and"
                 f" {type(optimizer).__name__} keeps {_list(always or known)}. Load the state of an optimizer"
