@@ -87,6 +87,11 @@ class _Saved(ShardedOptimizer):
 
     is_saved_elsewhere = False
 
+    def consolidate(self, to: int | None = None) -> None:
+        """Collects the state as a ShardedOptimizer does; a script may then read it on any rank."""
+        super().consolidate(to)
+        self.is_saved_elsewhere = False
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the collected state, empty on ranks that do not write checkpoints."""
         return {} if self.is_saved_elsewhere else super().state_dict()
