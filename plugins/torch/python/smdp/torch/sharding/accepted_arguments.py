@@ -3,30 +3,101 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from smdp.torch.data_parallel.averaged_gradients import AveragedGradients
+from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, AveragingModel
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.sharding.asked_scope import SCOPES
 from smdp.torch.sharding.shard_layout import is_dense
+from smdp.torch.sharding.whole_tensors import Ways, ways_to_shard
 
 
-def check_arguments(optimizer: object, model: object, scope: str, master_dtype: object) -> None:
-    """Checks what a script has passed.
+class Accepted(NamedTuple):
+    """What an accepted optimizer and its model were found to be.
+
+    Attributes:
+        hooks: The gradients that the model averages.
+        given: The parameters of the optimizer.
+        ways: How its groups can be sharded.
+    """
+
+    hooks: AveragedGradients
+    given: list[Parameter]
+    ways: Ways
+
+
+def check_model(model: object) -> None:
+    """Checks that a model averages gradients with other ranks.
 
     Raises:
-        ValueError: An argument is not supported.
+        ValueError: It does not.
     """
-    if scope not in SCOPES:
-        raise ValueError(f"[smdp] ShardedOptimizer: scope is {scope!r}; allowed: {', '.join(SCOPES)}.")
     if not callable(getattr(model, "averaged_gradients", None)):
         raise ValueError(
             f"[smdp] ShardedOptimizer got a {type(model).__name__}, but needs a model wrapped in"
             " smdp.torch.DistributedDataParallel, or the result of smdp.torch.pipeline()."
         )
+
+
+def accept(
+    optimizer: Optimizer, model: AveragingModel, scope: str, master_dtype: object, *, overlap_forward: bool
+) -> Accepted:
+    """Checks what a script has passed.
+
+    Raises:
+        ValueError: An argument is not supported.
+    """
+    _check_arguments(optimizer, scope, master_dtype)
+    given = [one for group in optimizer.param_groups for one in group["params"]]
+    hooks = model.averaged_gradients("ShardedOptimizer", given)
+    _check_gradients(hooks)
+    if overlap_forward and not isinstance(hooks, GradientHooks):
+        raise ValueError(
+            "[smdp] ShardedOptimizer: overlap_forward=True needs a model wrapped in"
+            " smdp.torch.DistributedDataParallel. Leave it out with smdp.torch.pipeline()."
+        )
+    if not given and isinstance(hooks, GradientHooks):  # other stages of a pipeline may have some
+        raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
+    check_known(given, hooks, names_of(model))
+    return Accepted(hooks, given, ways_to_shard(optimizer, optimizer.param_groups))
+
+
+def names_of(model: AveragingModel) -> dict[int, str]:
+    """Returns the names of a model's parameters by their ids."""
+    return {id(one): name for name, one in model.module.named_parameters()}
+
+
+def check_known(parameters: Iterable[Parameter], hooks: AveragedGradients, names: Mapping[int, str]) -> None:
+    """Checks that the model averages the gradients of these parameters.
+
+    Args:
+        parameters: The parameters of an optimizer.
+        hooks: The gradients that the model averages.
+        names: The names of all parameters of the model by their ids.
+
+    Raises:
+        ValueError: It does not average one of them.
+    """
+    averaged = {id(one) for one in hooks.parameters}
+    for one in parameters:
+        if id(one) not in averaged:
+            name = names.get(id(one))
+            shown = f"of shape {tuple(one.shape)}" if name is None else repr(name)
+            raise ValueError(
+                f"[smdp] ShardedOptimizer: the optimizer has parameter {shown}, whose gradient the model"
+                f" does not average. {hooks.which}"
+            )
+
+
+def _check_arguments(optimizer: object, scope: str, master_dtype: object) -> None:
+    if scope not in SCOPES:
+        raise ValueError(f"[smdp] ShardedOptimizer: scope is {scope!r}; allowed: {', '.join(SCOPES)}.")
     if master_dtype not in (None, torch.float32):
         raise ValueError(
             f"[smdp] ShardedOptimizer: master_dtype is {master_dtype!r}; allowed: torch.float32, or None to"
@@ -39,12 +110,8 @@ def check_arguments(optimizer: object, model: object, scope: str, master_dtype: 
         )
 
 
-def check_gradients(hooks: AveragedGradients) -> None:
-    """Checks that what the model averages can be sharded.
-
-    Raises:
-        ValueError: Something else takes the gradients, or a parameter has gaps in its memory.
-    """
+def _check_gradients(hooks: AveragedGradients) -> None:
+    """Checks that what the model averages can be sharded."""
     if hooks.shards is not None or (isinstance(hooks, GradientHooks) and hooks.deferral is not None):
         raise ValueError(
             "[smdp] this model is already in a StepInForward or a ShardedOptimizer. Create only one for a"

@@ -93,22 +93,6 @@ def tell_unusable(error: BaseException) -> None:
         error.args = (f"{error}{_UNUSABLE}",)
 
 
-def check_same_choice(group: ProcessGroupSmdp, is_shared: bool) -> None:
-    """Checks that all ranks share parameters or none does. Collective.
-
-    Raises:
-        ValueError: The ranks differ.
-    """
-    told = _gathered(group, [int(is_shared)])
-    ranks = dist.get_process_group_ranks(group)
-    for rank, (theirs,) in zip(ranks, told, strict=True):
-        if theirs != told[0][0]:
-            raise ValueError(
-                f"[smdp] ShardedOptimizer: rank {ranks[0]} has share_parameters={bool(told[0][0])}, and rank"
-                f" {rank} has share_parameters={bool(theirs)}. Pass the same on all ranks."
-            )
-
-
 def _check_on_cpu(parameters: Sequence[Parameter], names: Sequence[str]) -> None:
     for name, parameter in zip(names, parameters, strict=True):
         if not parameter.is_cpu:

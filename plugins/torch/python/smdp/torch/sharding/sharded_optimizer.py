@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -12,27 +12,29 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from smdp import _core
 from smdp.torch.data_parallel.averaged_gradients import AveragingModel
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, end_at_exit
 from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
-from smdp.torch.sharding.accepted_arguments import check_arguments, check_gradients
+from smdp.torch.sharding.accepted_arguments import Accepted, accept, check_known, check_model, names_of
 from smdp.torch.sharding.early_means import EarlyMeans
-from smdp.torch.sharding.host_parameters import HostParameters, check_same_choice, tell_unusable
+from smdp.torch.sharding.host_parameters import HostParameters, tell_unusable
 from smdp.torch.sharding.master_parameters import MasterParameters
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.readable_state import ReadableState
 from smdp.torch.sharding.returning_parameters import ReturningParameters
+from smdp.torch.sharding.same_choices import agreed, described
 from smdp.torch.sharding.scope_choice import check_host_scope, choose, demand_of
 from smdp.torch.sharding.shard_layout import Piece, ShardLayout
 from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
-from smdp.torch.sharding.whole_tensors import ways_to_shard
+from smdp.torch.sharding.whole_tensors import Ways, ways_to_shard
 from smdp.torch.sharding.write_watch import WriteWatch
 
 _WORDS = Words(
@@ -79,7 +81,9 @@ class ShardedOptimizer(OptimizerLink):
         readable: The state of each parameter, for checkpoints.
 
     Raises:
-        ValueError: The optimizer, the model or the scope is not supported.
+        ValueError: The optimizer, the model or the scope is not supported, or the ranks have passed different
+            ones.
+        RuntimeError: Another rank has raised an error.
 
     Example:
         >>> model = smdp.torch.DistributedDataParallel(model)  # doctest: +SKIP
@@ -99,50 +103,68 @@ class ShardedOptimizer(OptimizerLink):
         share_parameters: bool = False,
         overlap_forward: bool = False,
     ) -> None:
-        check_arguments(optimizer, model, scope, master_dtype)
-        given = [one for group in optimizer.param_groups for one in group["params"]]
-        hooks = model.averaged_gradients("ShardedOptimizer", given)
-        check_gradients(hooks)
-        if overlap_forward and not isinstance(hooks, GradientHooks):
-            raise ValueError(
-                "[smdp] ShardedOptimizer: overlap_forward=True needs a model wrapped in"
-                " smdp.torch.DistributedDataParallel. Leave it out with smdp.torch.pipeline()."
-            )
+        check_model(model)
+        group = model.process_group
+        options = [
+            f"scope={scope!r}",
+            f"master_dtype={master_dtype}",
+            f"share_parameters={share_parameters}",
+            f"overlap_forward={overlap_forward}",
+        ]
+        hooks, given, ways = accepted = agreed(
+            group,
+            "ShardedOptimizer",
+            lambda: accept(optimizer, model, scope, master_dtype, overlap_forward=overlap_forward),
+            lambda found: options + described(optimizer, optimizer.param_groups, found.hooks),
+        )
         super().__init__(optimizer)
         self._hooks = hooks
-        self._names = {id(one): name for name, one in model.module.named_parameters()}
+        self._names = names_of(model)
         self._index = {id(one): index for index, one in enumerate(hooks.parameters)}
-        if not given and isinstance(hooks, GradientHooks):  # other stages of a pipeline may have some
-            raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
-        self._check_known(given)
-        ways = ways_to_shard(optimizer, optimizer.param_groups)
-        # Parameters of groups that are added later are treated as the others are.
-        uncut = hooks.parameters if ways.is_whole else ways.whole
-        whole = {self._index[id(one)] for one in uncut}
-        names = [one.name for one in hooks.registered]
-        check_same_choice(model.process_group, share_parameters)
         self._common = None
         if share_parameters:
-            self._common = HostParameters(model.process_group, hooks.parameters, names)
+            names = [one.name for one in hooks.registered]
+            self._common = HostParameters(group, hooks.parameters, names)
         unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
-        group = model.process_group
         self._masters = MasterParameters(master_dtype)
         if scope == "auto":
             demand = demand_of(given, ways.keys, self._masters, is_overlapped=overlap_forward)
             scope = choose(demand, group, unsharded)
         elif scope == "host":
             check_host_scope(group.core.hosts)
-        self._reducer = reducer = hooks.shard(scope, whole)
-        self._means = MeansUnderWay(reducer, hooks if isinstance(hooks, GradientHooks) else None)
-        owners = ShardOwners(group, scope, self._means, len(hooks.parameters))
+        # Parameters of groups that are added later are treated as the others are.
+        uncut = hooks.parameters if ways.is_whole else ways.whole
+        self._uncut = frozenset(self._index[id(one)] for one in uncut)
+        self._reducer = hooks.shard(scope, self._uncut)
+        try:
+            self._take_over(model, optimizer, accepted, unsharded, scope, overlap_forward=overlap_forward)
+        except BaseException as error:  # nothing else would take the means of this reducer
+            self._reducer.abort(f"a ShardedOptimizer could not be created: {error}")
+            raise
+
+    def _take_over(
+        self,
+        model: AveragingModel,
+        optimizer: Optimizer,
+        accepted: Accepted,
+        unsharded: _core.GradientReducer | None,
+        scope: str,
+        *,
+        overlap_forward: bool,
+    ) -> None:
+        """Moves parameters and state to where they are updated, and the means to their owners."""
+        hooks, given, ways = accepted
+        names = [one.name for one in hooks.registered]
+        self._means = MeansUnderWay(self._reducer, hooks if isinstance(hooks, GradientHooks) else None)
+        owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
         self._owners = owners
-        self.layout = ShardLayout(reducer, hooks.parameters, names, whole, self._common)
+        self.layout = ShardLayout(self._reducer, hooks.parameters, names, self._uncut, self._common)
         self._watch = None
         if self._common is not None:
             self._watch = WriteWatch(model.module, hooks.parameters, names, self._common.await_host)
             self._common.trim()
         self._early = None
-        if share_parameters and isinstance(hooks, GradientHooks):
+        if self._common is not None and isinstance(hooks, GradientHooks):
             self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
         self._state = ShardedState(optimizer, self.layout, owners, self._index, self._masters)
         for one in given:
@@ -284,7 +306,7 @@ class ShardedOptimizer(OptimizerLink):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the model's parameters."""
+        """Clears the gradients of the parameters in the optimizer's groups."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -294,18 +316,22 @@ class ShardedOptimizer(OptimizerLink):
                         parameter.grad.zero_()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group of parameters that the model already averages, for example after unfreezing."""
+        """Adds a group of parameters that the model already averages. Collective.
+
+        Use it for example after unfreezing.
+
+        Raises:
+            ValueError: The ranks add other groups, or the group cannot be sharded.
+        """
         given = param_group["params"]
         group = {**param_group, "params": [given] if isinstance(given, Tensor) else list(given)}
-        self._check_known(group["params"])
-        ways = ways_to_shard(self.inner, [{**self.inner.defaults, **group}])
-        for one in ways.whole:
-            if self._index[id(one)] not in self.layout.whole:
-                raise ValueError(
-                    f"[smdp] add_param_group(): {type(self.inner).__name__} updates parameter"
-                    f" {self._names[id(one)]!r} as a whole with these options, but it is already cut. Pass"
-                    " this group when you create the optimizer, with lr=0 until it is trained."
-                )
+        whole_group = {**self.inner.defaults, **group}
+        ways = agreed(
+            self._owners.group,
+            "add_param_group()",
+            lambda: self._ways_to_add(whole_group),
+            lambda _: described(self.inner, [whole_group], self._hooks),
+        )
         self.inner.add_param_group(group)
         for one in group["params"]:
             self._state.add(one, ways.keys)
@@ -406,12 +432,15 @@ class ShardedOptimizer(OptimizerLink):
                 tell_unusable(error)
             raise
 
-    def _check_known(self, parameters: Iterable[Parameter]) -> None:
-        for one in parameters:
-            if id(one) not in self._index:
-                name = self._names.get(id(one))
-                shown = f"of shape {tuple(one.shape)}" if name is None else repr(name)
+    def _ways_to_add(self, group: Mapping[str, Any]) -> Ways:
+        """Checks a group that will be added, and returns how it is sharded."""
+        check_known(group["params"], self._hooks, self._names)
+        ways = ways_to_shard(self.inner, [group])
+        for one in ways.whole:
+            if self._index[id(one)] not in self.layout.whole:
                 raise ValueError(
-                    f"[smdp] ShardedOptimizer: the optimizer has parameter {shown}, whose gradient the model"
-                    f" does not average. {self._hooks.which}"
+                    f"[smdp] add_param_group(): {type(self.inner).__name__} updates parameter"
+                    f" {self._names[id(one)]!r} as a whole with these options, but it is already cut. Pass"
+                    " this group when you create the optimizer, with lr=0 until it is trained."
                 )
+        return ways
