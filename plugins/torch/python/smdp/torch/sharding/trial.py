@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+
+from smdp.torch.sharding.trial_copy import trial_copy
 
 STEPS = 3
 _RATE = 0.1  # the script's own may be too small to change anything, for example in a warm-up
@@ -64,16 +66,12 @@ def trained(optimizer: Optimizer, group: Mapping[str, Any], values: Sequence[Seq
         values: The parameters before, then the gradients of each step.
     """
     parameters = [Parameter(one.clone()) for one in values[0]]
-    trial = object.__new__(type(optimizer))
-    trial.__dict__ = dict(optimizer.__dict__)
-    # The hooks are the script's; a step that it has not made must not call them.
-    trial._optimizer_step_pre_hooks = OrderedDict()
-    trial._optimizer_step_post_hooks = OrderedDict()
-    options = {key: _copied(value) for key, value in group.items() if key not in ("params", "param_names")}
+    trial = trial_copy(optimizer)
+    options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    options = copy.deepcopy(options)
     if "lr" in options:
         rate = options["lr"]
         options["lr"] = torch.full_like(rate, _RATE) if isinstance(rate, Tensor) else _RATE
-    trial.state = defaultdict(dict)
     trial.param_groups = [{**options, "params": parameters}]
     with torch.no_grad():
         for gradients in values[1:]:
@@ -84,14 +82,11 @@ def trained(optimizer: Optimizer, group: Mapping[str, Any], values: Sequence[Seq
     per_parameter: set[Any] = set()
     for parameter in parameters:
         for key, value in trial.state.get(parameter, {}).items():
-            is_cut = isinstance(value, Tensor) and value.shape == parameter.shape
+            is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+            is_cut = is_like and key not in NO_KEYS.per_parameter
             (per_element if is_cut else per_parameter).add(key)
     always = frozenset.intersection(*(frozenset(trial.state.get(one, {})) for one in parameters))
     return Trial(
         [one.detach() for one in parameters],
         StateKeys(frozenset(per_element), frozenset(per_parameter), always),
     )
-
-
-def _copied(value: object) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

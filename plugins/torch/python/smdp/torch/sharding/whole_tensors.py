@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from smdp.torch.sharding.elementwise import elementwise_keys
 from smdp.torch.sharding.per_tensor import per_tensor_keys
 from smdp.torch.sharding.trial import NO_KEYS, StateKeys
+from smdp.torch.sharding.trial_copy import trial_copy
 
 
 class Ways(NamedTuple):
@@ -35,8 +36,10 @@ def ways_to_shard(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]]) -> 
         groups: Groups with their parameters.
 
     Raises:
-        ValueError: A group can be divided neither by elements nor by tensors.
+        ValueError: A group can be divided neither by elements nor by tensors, or the optimizer cannot be
+            copied.
     """
+    trial_copy(optimizer)  # an error of it must not look like one of a step
     keys, whole, is_whole = NO_KEYS, [], True
     for number, group in enumerate(groups):
         found = elementwise_keys(optimizer, group)
