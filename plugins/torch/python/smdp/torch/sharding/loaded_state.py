@@ -71,7 +71,7 @@ def _check_states(
                 " of the same class."
             )
         for key, value in given.items():
-            is_large = key == MASTER or key in keys.per_element
+            is_large = key == MASTER or key in keys.per_element - keys.per_parameter
             if is_large and isinstance(value, Tensor) and value.shape != parameter.shape:
                 raise ValueError(
                     f"[smdp] the state {key!r} has shape {tuple(value.shape)}, and its parameter"
