@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from sharded_models import (
     Maker,
+    Pair,
     adamw,
     backward,
     collected,
@@ -22,6 +26,7 @@ from sharded_models import (
 )
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.optim import Optimizer
 from torch_spawn import run
 
 from smdp.torch import DistributedDataParallel, ShardedOptimizer
@@ -142,6 +147,105 @@ def state_has_the_shapes_of_torch() -> None:
         assert alone.state_dict()["state"]
 
 
+class Counting(Optimizer):
+    """Divides gradients by the number of the step, which it keeps in one of several places."""
+
+    def __init__(self, parameters: Any, place: str) -> None:
+        super().__init__(parameters, {"counts": [0]})
+        self.place = place
+        self.count = torch.zeros(())
+        self.steps = [0]
+        self.own = Own()
+
+    def counted(self) -> float:
+        """Counts one more step."""
+        if self.place == "tensor":
+            return float(self.count.add_(1))
+        if self.place == "object":
+            self.own.steps += 1
+            return self.own.steps
+        if self.place == "state":
+            found = self.state["all"]
+            found["steps"] = found.get("steps", 0) + 1
+            return float(found["steps"])
+        counts = self.steps if self.place == "list" else self.param_groups[0]["counts"]
+        counts[0] += 1
+        return float(counts[0])
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        count = self.counted()
+        for one in self.param_groups[0]["params"]:
+            if one.grad is not None:
+                one.sub_(one.grad / count, alpha=0.1)
+
+
+class Own:
+    steps = 0
+
+
+class Grouped(Optimizer):
+    """Counts the steps of each group that has gradients, and not those before a given one."""
+
+    def __init__(self, parameters: Any, first: int = 0) -> None:
+        super().__init__(parameters, {"step": 0})
+        self.first = first
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            present = [one for one in group["params"] if one.grad is not None]
+            for one in present:
+                state = self.state[one]
+                state["step"] = state.get("step", 0) + 1
+                if one is present[0] and state["step"] > self.first:
+                    group["step"] += 1
+                one.sub_(one.grad / (1 + group["step"]), alpha=0.1)
+
+
+def small_buffers(optimizer: Callable[[nn.Module], Optimizer]) -> Pair:
+    made: Pair = []
+    for is_sharded in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 1, bias=False), *(nn.Linear(1, 1) for _ in range(6)))
+        model = DistributedDataParallel(net, bucket_cap_mb=1e-5)
+        plain = optimizer(model.module)
+        made.append((model, ShardedOptimizer(plain, model) if is_sharded else plain))
+    return made
+
+
+def steps_are_counted_once() -> None:
+    for place in ("tensor", "list", "state", "group", "object"):
+        both = small_buffers(lambda net, place=place: Counting(net.parameters(), place))
+        sharded = both[1][1]
+        assert isinstance(sharded, ShardedOptimizer)
+        assert isinstance(sharded.inner, Counting)
+        assert sharded.layout.size > 2
+        assert differ(both) == 0.0, place
+        assert sharded.inner.counted() == 4, place
+    model = DistributedDataParallel(linear())
+    counting = Counting(model.parameters(), "list")
+    counting.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"attribute 'lock' of Counting cannot be copied \(TypeError"):
+        ShardedOptimizer(counting, model)
+
+
+def groups_are_counted_where_they_are_owned() -> None:
+    both = small_buffers(lambda net: Grouped([*net[0].parameters(), *net[1].parameters()]))
+    assert differ(both, 2) == 0.0
+    for model, optimizer in both:
+        optimizer.add_param_group({"params": list(model.module[2:].parameters())})
+    assert differ(both) == 0.0
+    assert [group["step"] for group in collected(both[1][1])["param_groups"]] == [5, 3]
+    # No rank has pieces of the first parameters of a group alone.
+    alone = small_buffers(lambda net: Grouped([{"params": [one]} for one in net.parameters()]))
+    assert differ(alone) == 0.0
+    assert {group["step"] for group in collected(alone[1][1])["param_groups"]} == {3}
+    late = small_buffers(lambda net: Grouped(net.parameters(), first=1))
+    with pytest.raises(RuntimeError, match="Grouped has changed the option 'step'"):
+        differ(late)
+
+
 def test_scripts_change_parameters_groups_and_state() -> None:
     run(changes_what_it_owns)
 
@@ -150,3 +254,5 @@ def changes_what_it_owns() -> None:
     parameters_are_replaced()
     schedulers_are_made_before()
     state_has_the_shapes_of_torch()
+    steps_are_counted_once()
+    groups_are_counted_where_they_are_owned()

@@ -68,9 +68,9 @@ class MasterParameters:
     def __contains__(self, piece: Parameter) -> bool:
         return id(piece) in self._ids
 
-    def dtype_of(self, index: int, parameter: Tensor) -> torch.dtype:
+    def dtype_of(self, parameter: Tensor) -> torch.dtype:
         """Returns the dtype of what the optimizer updates in place of a parameter."""
-        return self._dtype if self._dtype is not None and index in self._views else parameter.dtype
+        return self._dtype if self._dtype is not None and parameter.dtype in LOW else parameter.dtype
 
     def load(self, index: int, pieces: Sequence[Parameter], saved: Sequence[Tensor | None]) -> None:
         """Sets the masters of a parameter to saved ones, or else to the parameter's values."""

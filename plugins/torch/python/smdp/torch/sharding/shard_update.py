@@ -10,21 +10,20 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, ParameterGather
-from smdp.torch.optimizers.step_part import Options, has_step_hooks, step_part
+from smdp.torch.optimizers.step_part import has_step_hooks, step_part
+from smdp.torch.sharding.kept_values import kept_values
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.shard_layout import ShardLayout
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
 
-_CALLED = "_opt_called"  # which a scheduler sets
-
 
 class ShardUpdate:
     """Updates this rank's pieces and sends them, while means of other pieces still arrive.
 
-    Each fusion buffer travels as soon as its pieces are updated. The first step is made as a whole, to find
-    out whether the optimizer keeps something per group. Such an optimizer, and one with step hooks, always
-    steps as a whole.
+    Each fusion buffer travels as soon as its pieces are updated. The first step with a gradient of a group is
+    made as a whole, to find out whether the optimizer keeps something per group. Such an optimizer, and one
+    with step hooks, always steps as a whole.
 
     Args:
         optimizer: The wrapped optimizer. Its groups have the parameters of the model.
@@ -48,7 +47,7 @@ class ShardUpdate:
         self._state = state
         self._means = means
         self._group_of: dict[int, int] = {}  # by index of the parameter
-        self._is_known = False
+        self._known: set[int] = set()  # groups that had a gradient here in a step that was made as a whole
         self._is_per_group = False
         self._factor: Tensor | None = None
 
@@ -62,7 +61,8 @@ class ShardUpdate:
             The parameters on their way.
 
         Raises:
-            RuntimeError: A gradient is not averaged. Nothing is changed then.
+            RuntimeError: A gradient is not averaged; nothing is changed then. Or the optimizer has begun
+                to keep something per group.
         """
         for index in self._state.pieces:
             self._check_gradient(index)
@@ -73,9 +73,12 @@ class ShardUpdate:
         # As torch's GradScaler computes it.
         self._factor = None if loss_scale is None else loss_scale.double().reciprocal().float()
         try:
-            if not self._is_known or self._is_per_group or has_step_hooks(self._optimizer):
+            used = self._used_groups()
+            is_known = bool(self._known) and used <= self._known
+            if not is_known or self._is_per_group or has_step_hooks(self._optimizer):
                 self._means.end()
                 self._step_whole()
+                self._known |= used
                 for number in range(self._layout.size):
                     gather.ready(number)
             else:
@@ -90,14 +93,12 @@ class ShardUpdate:
 
     def _step_whole(self) -> None:
         self._give_gradients(self._state.pieces)
-        groups = self._optimizer.param_groups
-        options, attributes = Options(groups), _attributes(self._optimizer)
+        before = None if self._is_per_group else kept_values(self._optimizer)
         with self._pieces_in_groups():
             self._optimizer.step()
+        if before is not None:
+            self._is_per_group = kept_values(self._optimizer) != before
         self._state.round(self._state.pieces)
-        is_same = options.changed(groups) is None and _attributes(self._optimizer) == attributes
-        self._is_per_group = self._is_per_group or not is_same
-        self._is_known = True
 
     def _step_part(self, indices: Iterable[int]) -> None:
         groups = self._optimizer.param_groups
@@ -107,9 +108,25 @@ class ShardUpdate:
         for index in mine:
             parts[self._group_of[index]] += self._state.pieces[index]
         if any(parts):
-            step_part(self._optimizer, self._optimizer.step, groups, parts)
+            key = step_part(self._optimizer, self._optimizer.step, groups, parts)
+            if key is not None:
+                name = type(self._optimizer).__name__
+                raise RuntimeError(
+                    f"[smdp] {name} has changed the option {key!r} of a parameter group in step(), and"
+                    " not in its first step, so this step has changed it once per fusion buffer. Let the"
+                    " first step() change it as well, or register a step hook, with which smdp always updates"
+                    " all parameters together."
+                )
             self._state.round(mine)
             self._take_gradients(mine)
+
+    def _used_groups(self) -> set[int]:
+        """Returns the numbers of the groups of which this rank has pieces with a gradient."""
+        return {
+            self._group_of[index]
+            for index, pieces in self._state.pieces.items()
+            if pieces and self._hooks.parameters[index].grad is not None
+        }
 
     @contextlib.contextmanager
     def _pieces_in_groups(self) -> Iterator[None]:
@@ -148,12 +165,3 @@ class ShardUpdate:
                 f"[smdp] the gradient of parameter {name!r} is not averaged: it comes from no_sync(), from"
                 " another model, or was assigned. Call step() after a backward that averages gradients."
             )
-
-
-def _attributes(optimizer: Optimizer) -> dict[str, object]:
-    """Returns what an optimizer may count steps with, besides its groups and its state."""
-    return {
-        key: value
-        for key, value in vars(optimizer).items()
-        if isinstance(value, int | float) and key != _CALLED
-    }

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from smdp.torch.sharding.group_options import own_options, take_options
 from smdp.torch.sharding.loaded_state import check_loaded
 from smdp.torch.sharding.master_parameters import MASTER, MasterParameters
 from smdp.torch.sharding.shard_layout import Piece, ShardLayout, flattened
@@ -72,7 +73,7 @@ class ShardedState:
         if parameter in self._optimizer.state:
             whole = dict(self._optimizer.state.pop(parameter))
             whole.pop(MASTER, None)  # an unsharded optimizer has loaded it, and then ignored it
-            self._put(index, self._cast(index, parameter, self._cut(index, parameter, whole)))
+            self._put(index, self._cast(parameter, self._cut(index, parameter, whole)))
 
     def pieces_of(self, parameter: Parameter) -> list[Parameter]:
         """Returns this rank's pieces of a parameter."""
@@ -112,13 +113,18 @@ class ShardedState:
     def collect(self, to: int) -> dict[int, Any] | None:
         """Returns the whole state by number on the global rank `to`, and None on the others. Collective.
 
-        The other ranks have no whole tensors.
+        The other ranks have no whole tensors. Ranks without pieces of a group take its options from a rank
+        that has some, where the optimizer may have changed them.
         """
         is_here = dist.get_rank() == to
-        numbered = [one for group in self._optimizer.param_groups for one in group["params"]]
+        groups = self._optimizer.param_groups
+        numbered = [one for group in groups for one in group["params"]]
         own = [self._kinds(parameter) for parameter in numbered]
-        told: list[Any] = [None] * dist.get_world_size(self._owners.group)
-        dist.all_gather_object(told, own, group=self._owners.group)
+        pieces = [[piece for one in group["params"] for piece in self.pieces_of(one)] for group in groups]
+        both: list[Any] = [None] * dist.get_world_size(self._owners.group)
+        dist.all_gather_object(both, (own, own_options(groups, pieces)), group=self._owners.group)
+        told = [kinds for kinds, _ in both]
+        take_options(groups, [options for _, options in both], dist.get_rank(self._owners.group))
         whole: dict[int, Any] = {}
         for number, parameter in enumerate(numbered):
             kinds: dict[Any, Any] = {}
@@ -149,7 +155,7 @@ class ShardedState:
                 whole = given["state"].get(number)
                 cut[index] = None if whole is None else self._cut(index, parameter, whole)
                 if (states := cut[index]) is not None:
-                    cut[index] = self._cast(index, parameter, states)
+                    cut[index] = self._cast(parameter, states)
         if any(MASTER in each for each in given["state"].values()):
             self._masters.have_changed = True
         for index, state in cut.items():
@@ -167,10 +173,10 @@ class ShardedState:
             if state:
                 self._optimizer.state[piece] = state
 
-    def _cast(self, index: int, parameter: Parameter, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _cast(self, parameter: Parameter, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Converts states to the dtype of what the optimizer updates, as torch loads them."""
         if parameter.is_floating_point():
-            dtype = self._masters.dtype_of(index, parameter)
+            dtype = self._masters.dtype_of(parameter)
             for state in states:
                 for key, value in state.items():
                     if isinstance(value, Tensor) and key != "step":
