@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +10,15 @@ import torch
 import torch.distributed as dist
 from sharded_models import Net, backward, deep, differences, train, values
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch_spawn import run
 
 from smdp.torch import DistributedDataParallel, ShardedOptimizer
+from smdp.torch.sharding.loaded_state import check_loaded
+from smdp.torch.sharding.master_parameters import MasterParameters
+from smdp.torch.sharding.one_dtype import check_dtypes
+from smdp.torch.sharding.whole_tensors import ways_to_shard
 
 
 class Matrices(nn.Module):
@@ -118,6 +124,57 @@ def tensors_have_one_owner() -> None:
     optimizer.step()
     own = [state["momentum_buffer"] for state in optimizer.inner.state.values()]
     assert [tuple(one.shape) for one in own] == [(400, 400)] * (12 // dist.get_world_size())
+
+
+def rule(kind: str) -> Callable[[Tensor], Tensor]:
+    is_meant: dict[str, Callable[[Tensor], bool]] = {
+        "convolutions": lambda grad: grad.dim() > 3,
+        "scalars": lambda grad: grad.dim() == 0,
+        "large": lambda grad: grad.dim() > 1 and min(grad.shape) >= 32,
+        "long": lambda grad: grad.numel() >= 4096,
+        "none": lambda grad: False,
+    }
+    return lambda grad: grad / (1 + grad.norm()) if is_meant[kind](grad) else grad
+
+
+class Ruled(Optimizer):
+    """Normalizes the gradients of some shapes only."""
+
+    def __init__(self, parameters: Any, kind: str) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.rule = rule(kind)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.param_groups[0]["params"]:
+            one.sub_(self.rule(one.grad), alpha=0.1)
+
+
+def test_rules_for_some_shapes_are_found() -> None:
+    parameters = [Parameter(torch.ones(shape)) for shape in ((), (3,), (2, 3), (2, 2, 3, 3))]
+    for kind in ("convolutions", "scalars", "large", "long", "none"):
+        optimizer = Ruled(parameters, kind)
+        assert ways_to_shard(optimizer, optimizer.param_groups).is_whole == (kind != "none"), kind
+
+
+def test_a_scalar_is_checked_like_other_parameters() -> None:
+    parameters = [Parameter(torch.ones(shape)) for shape in ((), (3,), (2, 3))]
+    for optimizer in (torch.optim.AdamW(parameters), torch.optim.Adafactor(parameters)):
+        for one in parameters:
+            one.grad = torch.ones_like(one)
+        optimizer.step()
+        check_loaded(optimizer, optimizer.state_dict(), lambda one: str(one.shape))
+
+
+def test_a_group_of_several_dtypes_is_refused_where_they_matter() -> None:
+    parameters = [Parameter(torch.ones(4, 4, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    for ordered in (parameters, parameters[::-1]):
+        optimizer: Optimizer = torch.optim.Adafactor(ordered)
+        with pytest.raises(ValueError, match="Create Adafactor with one group per dtype"):
+            check_dtypes(optimizer, optimizer.param_groups, lambda one: one.dtype)
+    check_dtypes(optimizer, optimizer.param_groups, MasterParameters(torch.float32).dtype_of)
+    optimizer = torch.optim.AdamW(parameters)
+    check_dtypes(optimizer, optimizer.param_groups, lambda one: one.dtype)
 
 
 def refuses() -> None:

@@ -14,6 +14,8 @@ from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, Avera
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.sharding.asked_scope import SCOPES
+from smdp.torch.sharding.master_parameters import MasterParameters
+from smdp.torch.sharding.one_dtype import check_dtypes
 from smdp.torch.sharding.shard_layout import is_dense
 from smdp.torch.sharding.whole_tensors import Ways, ways_to_shard
 
@@ -46,7 +48,12 @@ def check_model(model: object) -> None:
 
 
 def accept(
-    optimizer: Optimizer, model: AveragingModel, scope: str, master_dtype: object, *, overlap_forward: bool
+    optimizer: Optimizer,
+    model: AveragingModel,
+    scope: str,
+    master_dtype: torch.dtype | None,
+    *,
+    overlap_forward: bool,
 ) -> Accepted:
     """Checks what a script has passed.
 
@@ -65,7 +72,9 @@ def accept(
     if not given and isinstance(hooks, GradientHooks):  # other stages of a pipeline may have some
         raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
     check_known(given, hooks, names_of(model))
-    return Accepted(hooks, given, ways_to_shard(optimizer, optimizer.param_groups))
+    ways = ways_to_shard(optimizer, optimizer.param_groups)
+    check_dtypes(optimizer, optimizer.param_groups, MasterParameters(master_dtype).dtype_of)
+    return Accepted(hooks, given, ways)
 
 
 def names_of(model: AveragingModel) -> dict[int, str]:

@@ -25,6 +25,7 @@ from smdp.torch.sharding.host_parameters import HostParameters, tell_unusable
 from smdp.torch.sharding.master_parameters import MasterParameters
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
+from smdp.torch.sharding.one_dtype import check_dtypes
 from smdp.torch.sharding.readable_state import ReadableState
 from smdp.torch.sharding.returning_parameters import ReturningParameters
 from smdp.torch.sharding.same_choices import agreed, described
@@ -436,6 +437,7 @@ class ShardedOptimizer(OptimizerLink):
         """Checks a group that will be added, and returns how it is sharded."""
         check_known(group["params"], self._hooks, self._names)
         ways = ways_to_shard(self.inner, [group])
+        check_dtypes(self.inner, [group], self._masters.dtype_of)
         for one in ways.whole:
             if self._index[id(one)] not in self.layout.whole:
                 raise ValueError(
