@@ -20,9 +20,9 @@
 #include <unistd.h>
 
 #define CALLS(X)                                                                                                  \
-  X(accept4) X(aligned_alloc) X(bind) X(calloc) X(connect) X(epoll_create1) X(epoll_ctl) X(eventfd) X(fopen)       \
-  X(ftruncate) X(getaddrinfo) X(getifaddrs) X(listen) X(memfd_create) X(mmap) X(open) X(poll) X(pthread_create)    \
-  X(recv) X(recvmsg) X(send) X(sendmsg) X(setsockopt) X(socket) X(syscall)
+  X(accept4) X(aligned_alloc) X(bind) X(calloc) X(connect) X(epoll_create1) X(epoll_ctl) X(eventfd) X(fallocate)   \
+  X(fopen) X(ftruncate) X(getaddrinfo) X(getifaddrs) X(listen) X(memfd_create) X(mmap) X(open) X(poll)             \
+  X(pthread_create) X(recv) X(recvmsg) X(send) X(sendmsg) X(setsockopt) X(socket) X(syscall)
 
 #define NAME(call) #call,
 #define INDEX(call) k_##call,
@@ -109,6 +109,7 @@ WRAP(void*, aligned_alloc, NULL, (size_t a, size_t n), (a, n))
 WRAP(int, bind, -1, (int s, const struct sockaddr* a, socklen_t n), (s, a, n))
 WRAP(int, connect, -1, (int s, const struct sockaddr* a, socklen_t n), (s, a, n))
 WRAP(int, epoll_create1, -1, (int f), (f))
+WRAP(int, fallocate, -1, (int d, int m, off_t b, off_t n), (d, m, b, n))
 WRAP(int, ftruncate, -1, (int d, off_t n), (d, n))
 WRAP(int, getifaddrs, -1, (struct ifaddrs * *l), (l))
 WRAP(int, listen, -1, (int s, int n), (s, n))

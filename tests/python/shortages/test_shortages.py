@@ -35,6 +35,7 @@ CALLS = {
     "epoll_create1": [FILES],
     "epoll_ctl": [(errno.ENOSPC, "max_user_watches"), MEMORY],
     "eventfd": [FILES, DENIED],
+    "fallocate": [(errno.ENOSPC, "memory.max"), MEMORY],
     "fopen": [FILES],
     "ftruncate": [(errno.EFBIG, "ulimit -f"), (errno.ENOSPC, "memory.max")],
     "getaddrinfo": [FILES],

@@ -56,6 +56,12 @@ def gradients(group: smdp.Group) -> None:
     reducer.wait()
 
 
+def once_per_host(group: smdp.Group) -> None:
+    """What ranks share that keep parameters once per host."""
+    memory = _core.HostMemory(group.core, 1 << 16)
+    memory.await_host()
+
+
 def job() -> None:
     world = smdp.init(timeout=10)
     step(world)
@@ -64,6 +70,7 @@ def job() -> None:
     other = world.split(int(world.rank != 1))
     step(other)
     gradients(world)
+    once_per_host(world)
     for group in (other, part):
         group.shutdown()
     smdp.shutdown()
