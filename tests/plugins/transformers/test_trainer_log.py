@@ -13,7 +13,8 @@ import transformers
 from transformers_spawn import run
 
 import smdp
-from smdp.transformers import DataParallel, ModelParallel, data_parallel
+from smdp.accelerate import wrapped_models
+from smdp.transformers import DataParallel, ModelParallel
 
 MEGABYTES = 4e-6 * sum(parameter.numel() for parameter in lm.model().parameters())
 NUMBERS = ("communication_ms", "exposed_ms", "gradient_mb", "input_ms")
@@ -62,7 +63,7 @@ def test_numbers_in_the_log() -> None:
 TorchsClass = torch.nn.parallel.DistributedDataParallel
 
 
-class OnADevice(data_parallel.DistributedDataParallel):
+class OnADevice(wrapped_models.DistributedDataParallel):
     """What smdp's class is where the module lies on a GPU: torch's reducer is at work."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -88,7 +89,7 @@ class Listening(transformers.TrainerCallback):
 
 
 def over_torchs_reducer() -> Any:
-    data_parallel.DistributedDataParallel = OnADevice
+    wrapped_models.DistributedDataParallel = OnADevice
     args = lm.arguments(max_steps=6, logging_steps=3, gradient_accumulation_steps=2)
     listening = Listening()
     trainer = lm.trainer(args, train_dataset=Slow(), callbacks=[listening])
