@@ -78,7 +78,7 @@ class HostParameters:
                 ctypes.CDLL(None).malloc_trim(0)
 
     def leave(self, parameters: Iterable[Parameter]) -> None:
-        """Gives these parameters private memory, so that other optimizers do not write to that of all."""
+        """Moves these parameters into private memory, where other optimizers may write to them."""
         shared = range(self._memory.data, self._memory.data + self._memory.size)
         with torch.no_grad():
             for parameter in parameters:

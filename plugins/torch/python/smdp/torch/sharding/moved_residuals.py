@@ -16,7 +16,7 @@ _LATE = 2
 
 
 def move_residuals(hooks: GradientHooks, old: _core.GradientReducer | None, layout: ShardLayout) -> None:
-    """Gives the values that steps before sharding have kept to the reducer whose means are sharded.
+    """Moves what earlier steps have kept into the reducer whose means are sharded.
 
     With "int8", the owner of a sum has also kept the error of sending it. Owners of the world do not send
     sums, so they add this error to the next mean.

@@ -50,7 +50,7 @@ def demand_of(
     Args:
         parameters: The parameters.
         keys: What it stores for each of them.
-        masters: Tell what the optimizer updates in place of a parameter.
+        masters: The copies that the optimizer updates in place of parameters.
         is_overlapped: Whether parameters return during the next forward.
     """
     state = sum(masters.state_bytes(one, len(keys.per_element)) for one in parameters)

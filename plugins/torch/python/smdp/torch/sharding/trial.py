@@ -61,8 +61,8 @@ def trained(optimizer: Optimizer, group: Mapping[str, Any], values: Sequence[Seq
     """Makes some steps on new parameters.
 
     Args:
-        optimizer: Gives the class. It is not changed.
-        group: Gives the options.
+        optimizer: The optimizer to try. It is not changed.
+        group: The options to try.
         values: The parameters before, then the gradients of each step.
     """
     parameters = [Parameter(one.clone()) for one in values[0]]
