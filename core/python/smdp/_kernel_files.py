@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Version 1 of cgroups reports more bytes than this if there is no limit.
+# Without a limit, version 1 of cgroups reports a larger number than this.
 _NO_LIMIT = 1 << 60
 
 

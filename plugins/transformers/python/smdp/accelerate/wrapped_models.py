@@ -1,4 +1,4 @@
-"""Lets Accelerate wrap models in smdp's DistributedDataParallel instead of torch's."""
+"""Wraps the models that Accelerate prepares in smdp's DistributedDataParallel instead of torch's."""
 
 from __future__ import annotations
 
