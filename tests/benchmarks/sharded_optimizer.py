@@ -50,6 +50,12 @@ def sharded(model: nn.Module, group: dist.ProcessGroup) -> Made:
     return wrapped, smdp.torch.ShardedOptimizer(optimizer, wrapped)
 
 
+def shared(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    wrapped, optimizer = ddp(model, group)
+    assert isinstance(wrapped, smdp.torch.DistributedDataParallel)
+    return wrapped, smdp.torch.ShardedOptimizer(optimizer, wrapped, share_parameters=True)
+
+
 def zero(model: nn.Module, group: dist.ProcessGroup) -> Made:
     wrapped, _ = ddp(model, group)
     return wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), AdamW, process_group=group, lr=1e-4)
@@ -76,6 +82,7 @@ def main() -> None:
     world = dist.group.WORLD
     kinds: dict[str, tuple[Callable[[nn.Module, dist.ProcessGroup], Made], dist.ProcessGroup]] = {
         "ShardedOptimizer on smdp": (sharded, world),
+        "with share_parameters=True": (shared, world),
         "DDP on smdp": (ddp, world),
         "DDP on gloo": (ddp, gloo),
         "ZeroRedundancyOptimizer on smdp": (zero, world),

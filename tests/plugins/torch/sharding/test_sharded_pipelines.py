@@ -104,6 +104,28 @@ def check_bits_and_state(schedule: str, tied: bool) -> None:
     assert differences(other, pipe) == {}
 
 
+def clips_like_one_process() -> None:
+    """Clips every norm. SGD is linear in the gradients, so that their rounding bounds what differs."""
+    alone = made(functools.partial(Language, 4, tied=True))
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    norms = []
+    for batch in STEPS:
+        optimizer.zero_grad()
+        language_loss(alone(**batch), batch).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1))
+        optimizer.step()
+    pipe = smdp.torch.pipeline(made(functools.partial(Language, 4, tied=True)), 2, 4)
+    sharded = ShardedOptimizer(torch.optim.SGD(pipe.parameters(), lr=0.1), pipe)
+    for batch, norm in zip(STEPS, norms, strict=True):
+        sharded.zero_grad()
+        pipe.train_step(mine(pipe, batch), language_loss)
+        found = clip_grad_norm_(pipe, 0.1)
+        assert norm > 0.2
+        assert abs(found - norm) <= 1e-6 * norm
+        sharded.step()
+    assert all(far < 1e-6 for far in differences(pipe, alone).values())
+
+
 def accumulates() -> None:
     """Two steps add up before the optimizer's: pieces of tied weights are kept from the first."""
     (pipe, plain), (other, sharded) = pair("1f1b", tied=True)
@@ -193,6 +215,7 @@ def refuses() -> None:
 def two_by_two() -> None:
     check_bits_and_state("1f1b", False)
     check_bits_and_state("zb_v", True)
+    clips_like_one_process()
     accumulates()
     scales()
     freezes_and_thaws()

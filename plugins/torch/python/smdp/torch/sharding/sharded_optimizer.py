@@ -165,7 +165,7 @@ class ShardedOptimizer(OptimizerLink):
             self._watch = WriteWatch(model.module, hooks.parameters, names, self._common.await_host)
             self._common.trim()
         self._early = None
-        if self._common is not None and isinstance(hooks, GradientHooks):
+        if isinstance(hooks, GradientHooks):
             self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
         self._state = ShardedState(optimizer, self.layout, owners, self._index, self._masters)
         for one in given:
