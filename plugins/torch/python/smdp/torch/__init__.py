@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from smdp.torch.preemption.spared_workers import spared_workers as spared_workers
     from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
     from smdp.torch.step_in_forward.step_in_forward import StepInForward as StepInForward
+    from smdp.torch.tensor_parallelism.tensor_parallel import tensor_parallel as tensor_parallel
+    from smdp.torch.tensor_parallelism.tensor_parallel import tensor_parallel_plan as tensor_parallel_plan
 
 _TRIED = ("2.13", "2.14", "2.15")
 
@@ -51,6 +53,8 @@ _MODULES = {
     "delayed_initialization": "initialization.delayed_initialization",
     "pipeline": "pipelining.pipelined.pipelining",
     "spared_workers": "preemption.spared_workers",
+    "tensor_parallel": "tensor_parallelism.tensor_parallel",
+    "tensor_parallel_plan": "tensor_parallelism.tensor_parallel",
 }
 
 if ".".join(torch.__version__.split(".")[:2]) not in _TRIED:
@@ -76,6 +80,8 @@ __all__ = [
     "pipeline",
     "register",
     "spared_workers",
+    "tensor_parallel",
+    "tensor_parallel_plan",
 ]
 
 

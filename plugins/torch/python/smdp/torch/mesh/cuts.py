@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
+from smdp.torch.mesh.slices import Slices
 
 # All ranks reduce over the axes in this order.
 _AXES: tuple[Axis, ...] = ("tp", "rdp", "dp")
@@ -23,6 +24,9 @@ class Cut:
     Attributes:
         axis: "tp" for slices, "rdp" for shards over the replicas of a slice, "dp" for both at once.
         mesh: The mesh of the axis.
+        slices: The part of the whole parameter that this rank holds, if its coordinates are known.
+        is_counted: Whether this rank's part counts in the norm. It does not where another rank holds the same
+            part, for example a key head that several ranks need.
 
     Raises:
         ValueError: `axis` is none of these.
@@ -30,6 +34,8 @@ class Cut:
 
     axis: Axis
     mesh: ParallelMesh
+    slices: Slices | None = None
+    is_counted: bool = True
 
     def __post_init__(self) -> None:
         if self.axis not in _AXES:

@@ -1,0 +1,1 @@
+"""Layers that are divided over the ranks of the tensor axis."""

@@ -1,0 +1,1 @@
+"""What tensor parallelism does to single modules."""

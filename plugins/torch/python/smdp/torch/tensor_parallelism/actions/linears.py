@@ -1,0 +1,112 @@
+"""Actions on linear layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from smdp.torch.tensor_parallelism.actions.blocks import Block, described, problem_of, ranges_of
+from smdp.torch.tensor_parallelism.layers.linear import (
+    cut_inputs,
+    cut_outputs,
+    inputs_of,
+    is_linear,
+    outputs_of,
+)
+from smdp.torch.tensor_parallelism.layers.partial_gradient import sum_gradients
+from smdp.torch.tensor_parallelism.layers.vocabulary_head import cut_head
+from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Divides a linear layer by its outputs.
+
+    Attributes:
+        blocks: The outputs. None: one block, whose units are single outputs.
+        gathers: Whether the result has the outputs of all ranks.
+    """
+
+    blocks: tuple[Block, ...] | None = None
+    gathers: bool = False
+
+    def problem(self, module: nn.Module, size: int) -> str | None:
+        """Returns why the module cannot be divided, or None."""
+        if not is_linear(module):
+            return f"a {type(module).__name__} is not a linear layer"
+        return problem_of(self._blocks(module), outputs_of(module), size, "outputs")
+
+    def apply(self, module: nn.Module, axis: TensorAxis) -> None:
+        """Divides the module."""
+        blocks = self._blocks(module)
+        is_shared = any(block.units < axis.size for block in blocks)
+        if is_shared and len(blocks) > 1:
+            # Norms count a parameter by rank, so one that is shared in part counts in full on each rank.
+            raise NotImplementedError
+        ranges = ranges_of(blocks, axis.rank, axis.size)
+        sharers = axis.size // blocks[0].units if is_shared else 1
+        is_first = axis.rank % sharers == 0
+        cut_outputs(module, ranges, axis, gathers=self.gathers, is_counted=is_first)
+        if is_shared:
+            sum_gradients(module, axis)
+
+    def describe(self, size: int) -> str:
+        """Returns a description for the plan."""
+        if self.blocks is None:
+            what = f"outputs / {size}"
+        else:
+            what = " | ".join(described(block, size) for block in self.blocks)
+        return f"colwise: {what}{', result gathered' if self.gathers else ''}"
+
+    def _blocks(self, module: nn.Module) -> tuple[Block, ...]:
+        return self.blocks or (Block(outputs_of(module), outputs_of(module)),)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Divides a linear layer by its inputs.
+
+    Attributes:
+        blocks: The inputs. None: one block, whose units are single inputs.
+        splits: Whether the layer is called with all inputs.
+    """
+
+    blocks: tuple[Block, ...] | None = None
+    splits: bool = False
+
+    def problem(self, module: nn.Module, size: int) -> str | None:
+        """Returns why the module cannot be divided, or None."""
+        if not is_linear(module):
+            return f"a {type(module).__name__} is not a linear layer"
+        return problem_of(self._blocks(module), inputs_of(module), size, "inputs")
+
+    def apply(self, module: nn.Module, axis: TensorAxis) -> None:
+        """Divides the module."""
+        cut_inputs(module, ranges_of(self._blocks(module), axis.rank, axis.size), axis, splits=self.splits)
+
+    def describe(self, size: int) -> str:
+        """Returns a description for the plan."""
+        blocks = self.blocks
+        what = f"inputs / {size}" if blocks is None else " | ".join(described(each, size) for each in blocks)
+        return f"rowwise: {what}, result summed"
+
+    def _blocks(self, module: nn.Module) -> tuple[Block, ...]:
+        return self.blocks or (Block(inputs_of(module), inputs_of(module)),)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Divides a language model's head by tokens; losses use the slices of the logits."""
+
+    def problem(self, module: nn.Module, size: int) -> str | None:
+        """Returns why the module cannot be divided, or None."""
+        return None if is_linear(module) else f"a {type(module).__name__} is not a linear layer"
+
+    def apply(self, module: nn.Module, axis: TensorAxis) -> None:
+        """Divides the module."""
+        cut_head(module, axis)
+
+    def describe(self, size: int) -> str:
+        """Returns a description for the plan."""
+        return f"colwise: tokens / {size}, losses on slices of the logits"

@@ -1,0 +1,96 @@
+"""The collectives of tensor parallelism, as operators of torch.library.
+
+Operators have fake kernels. Pipelines can thus predict the shapes of a layer that another rank computes, and
+torch.compile can trace a layer, without communication.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import AllreduceOptions
+
+from smdp.torch.tensor_parallelism.tensor_axis import axis_of
+
+_library = torch.library.Library("smdp", "FRAGMENT")
+_library.define("tp_sum_(Tensor(a!) tensor, int axis) -> ()")
+_library.define("tp_max_(Tensor(a!) tensor, int axis) -> ()")
+_library.define("tp_gather(Tensor tensor, int dim, int size, int axis) -> Tensor")
+_library.define("tp_scatter_sum(Tensor tensor, int dim, int size, int axis) -> Tensor")
+_library.define("tp_exchange(Tensor tensor, int split_dim, int join_dim, int size, int axis) -> Tensor")
+
+_MAX = AllreduceOptions()
+_MAX.reduceOp = dist.ReduceOp.MAX
+
+
+def _sum_(tensor: Tensor, axis: int) -> None:
+    axis_of(axis).group.allreduce([tensor]).wait()
+
+
+def _max_(tensor: Tensor, axis: int) -> None:
+    axis_of(axis).group.allreduce([tensor], _MAX).wait()
+
+
+def _gather(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
+    tensor = tensor.contiguous()
+    found = tensor.new_empty((size, *tensor.shape))
+    dist.all_gather_into_tensor(found, tensor, group=axis_of(axis).group)
+    return found.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def _scatter_sum(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
+    parts = tensor.unflatten(dim, (size, tensor.shape[dim] // size)).movedim(dim, 0).contiguous()
+    found = torch.empty_like(parts[0])
+    dist.reduce_scatter_tensor(found, parts, group=axis_of(axis).group)
+    return found
+
+
+def _exchange(tensor: Tensor, split_dim: int, join_dim: int, size: int, axis: int) -> Tensor:
+    parts = tensor.unflatten(split_dim, (size, tensor.shape[split_dim] // size)).movedim(split_dim, 0)
+    parts = parts.contiguous()
+    found = torch.empty_like(parts)
+    dist.all_to_all_single(found, parts, group=axis_of(axis).group)
+    return found.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
+
+
+def _same_(tensor: Tensor, axis: int) -> None:
+    return None
+
+
+def _fake_gather(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[dim] = shape[dim] * size
+    return tensor.new_empty(shape)
+
+
+def _fake_scatter_sum(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[dim] = shape[dim] // size
+    return tensor.new_empty(shape)
+
+
+def _fake_exchange(tensor: Tensor, split_dim: int, join_dim: int, size: int, axis: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[split_dim] = shape[split_dim] // size
+    shape[join_dim] = shape[join_dim] * size
+    return tensor.new_empty(shape)
+
+
+for _name, _kernel, _fake in (
+    ("tp_sum_", _sum_, _same_),
+    ("tp_max_", _max_, _same_),
+    ("tp_gather", _gather, _fake_gather),
+    ("tp_scatter_sum", _scatter_sum, _fake_scatter_sum),
+    ("tp_exchange", _exchange, _fake_exchange),
+):
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _kernel, _key)
+    torch.library.register_fake(f"smdp::{_name}", _fake, lib=_library)
+
+# Called directly, because looking an operator up by its attributes takes microseconds.
+sum_ = torch.ops.smdp.tp_sum_.default
+max_ = torch.ops.smdp.tp_max_.default
+gather = torch.ops.smdp.tp_gather.default
+scatter_sum = torch.ops.smdp.tp_scatter_sum.default
+exchange = torch.ops.smdp.tp_exchange.default

@@ -1,0 +1,1 @@
+"""The modules that hold a slice of a layer."""

@@ -1,0 +1,128 @@
+"""Linear layers that are divided by their outputs or by their inputs.
+
+Both kinds work for torch's Linear, whose weight is (outputs, inputs), and for the Conv1D of GPT-2, whose
+weight is (inputs, outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from smdp.torch.mesh.slices import Slices
+from smdp.torch.tensor_parallelism.functions import gather_from_ranks, split_over_ranks, sum_over_ranks
+from smdp.torch.tensor_parallelism.layers.divided import Divided, cut_parameter, divide
+from smdp.torch.tensor_parallelism.layers.split_dropout import mark_split
+from smdp.torch.tensor_parallelism.shared_input import shared_input
+from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
+
+Ranges = Sequence[tuple[int, int]]
+
+
+class Column(Divided):
+    """A linear layer with a slice of the outputs.
+
+    Attributes:
+        gathers_output: Whether the result has the outputs of all ranks.
+        takes_part: Whether the input's gradient is summed elsewhere, because other code has copied the input
+            to the ranks.
+    """
+
+    gathers_output: bool = False
+    takes_part: bool = False
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """Returns this rank's outputs, or all of them."""
+        if not self.takes_part:
+            tensor = shared_input(tensor, self.tensor_axis)
+        found: Tensor = super().forward(tensor)
+        mark_split(not self.gathers_output)
+        return gather_from_ranks(found, -1, self.tensor_axis) if self.gathers_output else found
+
+
+class Row(Divided):
+    """A linear layer with a slice of the inputs. The bias is whole, and is added once.
+
+    Attributes:
+        splits_input: Whether the input has all values, of which this rank uses its slice.
+    """
+
+    splits_input: bool = False
+    weight: Tensor
+    bias: Tensor | None
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """Returns the outputs, which are the same on all ranks."""
+        axis = self.tensor_axis
+        if self.splits_input:
+            tensor = split_over_ranks(tensor, -1, axis)
+        weight = self.weight if isinstance(self, nn.Linear) else self.weight.t()
+        found = sum_over_ranks(F.linear(tensor, weight), axis)
+        mark_split(False)
+        return found if self.bias is None else found + self.bias
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Returns whether a module is a linear layer that can be divided: torch's Linear or a Conv1D."""
+    is_conv = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return is_conv or (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward)
+
+
+def outputs_of(module: nn.Module) -> int:
+    """Returns the number of outputs of a linear layer."""
+    return int(_weight(module).shape[_output_dim(module)])
+
+
+def inputs_of(module: nn.Module) -> int:
+    """Returns the number of inputs of a linear layer."""
+    return int(_weight(module).shape[1 - _output_dim(module)])
+
+
+def cut_outputs(
+    module: nn.Module, ranges: Ranges, axis: TensorAxis, *, gathers: bool = False, is_counted: bool = True
+) -> None:
+    """Keeps some outputs of a linear layer.
+
+    Args:
+        module: The layer.
+        ranges: The outputs of this rank.
+        axis: The ranks.
+        gathers: Whether the result has the outputs of all ranks.
+        is_counted: Whether no other rank counts the same outputs in norms.
+    """
+    changed: Any = module
+    weight, bias = _weight(module), changed.bias
+    slices = Slices(_output_dim(module), tuple(ranges), tuple(weight.shape))
+    cut_parameter(weight, slices, axis, is_counted=is_counted)
+    if bias is not None:
+        cut_parameter(bias, Slices(0, tuple(ranges), tuple(bias.shape)), axis, is_counted=is_counted)
+    setattr(changed, "out_features" if isinstance(module, nn.Linear) else "nf", slices.length)
+    divide(module, Column, axis, gathers_output=gathers)
+
+
+def cut_inputs(module: nn.Module, ranges: Ranges, axis: TensorAxis, *, splits: bool = False) -> None:
+    """Keeps some inputs of a linear layer.
+
+    Args:
+        module: The layer.
+        ranges: The inputs of this rank.
+        axis: The ranks.
+        splits: Whether the layer is called with all inputs.
+    """
+    weight = _weight(module)
+    slices = Slices(1 - _output_dim(module), tuple(ranges), tuple(weight.shape))
+    cut_parameter(weight, slices, axis)
+    if isinstance(module, nn.Linear):
+        module.in_features = slices.length
+    divide(module, Row, axis, splits_input=splits)
+
+
+def _weight(module: Any) -> Tensor:
+    return cast("Tensor", module.weight)
+
+
+def _output_dim(module: nn.Module) -> int:
+    return 0 if isinstance(module, nn.Linear) else 1

@@ -1,0 +1,110 @@
+"""Dropout inside a divided layer, with the mask that one process would draw.
+
+Every rank draws the whole mask and uses its slice. So ranks drop different elements, the generators of all
+ranks stay in the same state, and dropout of replicated tensors is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from smdp.torch.tensor_parallelism.layers.divided import Divided
+from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
+
+_thread = threading.local()
+
+
+class SplitRegion(Divided):
+    """A module whose code between its column-parallel and its row-parallel layers works on slices."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module. In training, dropout on slices drops what it would drop in one process."""
+        if not self.training:
+            return super().forward(*args, **kwargs)
+        with _SplitDropout(self.tensor_axis):
+            return super().forward(*args, **kwargs)
+
+
+def mark_split(is_split: bool) -> None:
+    """Records whether the code that follows in the innermost region works on slices."""
+    region = getattr(_thread, "region", None)
+    if region is not None:
+        region.is_split = is_split
+
+
+class _SplitDropout(TorchFunctionMode):
+    def __init__(self, axis: TensorAxis) -> None:
+        super().__init__()
+        self._axis = axis
+        self.is_split = False
+
+    def __enter__(self) -> Any:
+        self._outer = getattr(_thread, "region", None)
+        _thread.region = self
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _thread.region = self._outer
+        super().__exit__(*error)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.is_split:
+            if func is F.dropout:
+                return self._dropout(*args, **kwargs)
+            if func is F.scaled_dot_product_attention:
+                return self._attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _dropout(
+        self, tensor: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or p == 0:
+            return tensor
+        # Attention weights are (batch, heads, queries, keys) with a slice of the heads; other tensors have a
+        # slice of their last dimension.
+        dim = 1 if tensor.ndim == 4 else tensor.ndim - 1
+        shape = list(tensor.shape)
+        shape[dim] *= self._axis.size
+        mask = tensor.new_empty(shape).bernoulli_(1 - p).div_(1 - p)
+        mask = mask.narrow(dim, self._axis.rank * tensor.shape[dim], tensor.shape[dim])
+        return tensor.mul_(mask) if inplace else tensor * mask
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if dropout_p == 0:
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        if enable_gqa:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        # As torch computes attention with dropout on the CPU: both factors take the root of the scale.
+        root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        weights = (query * root) @ (key * root).transpose(-2, -1)
+        if is_causal:
+            attn_mask = weights.new_ones(weights.shape[-2:], dtype=torch.bool).tril()
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                attn_mask = weights.new_zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
+            weights = weights + attn_mask
+        return self._dropout(weights.softmax(-1), dropout_p) @ value

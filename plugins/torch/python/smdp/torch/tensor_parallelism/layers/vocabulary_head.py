@@ -1,0 +1,43 @@
+"""A language model's head that is divided by vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smdp.torch.mesh.cuts import cut_of
+from smdp.torch.mesh.slices import even
+from smdp.torch.tensor_parallelism.layers.divided import divide
+from smdp.torch.tensor_parallelism.layers.linear import Column, cut_outputs, outputs_of
+from smdp.torch.tensor_parallelism.layers.split_logits import SplitLogits
+from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
+
+
+class VocabularyHead(Column):
+    """A head with the logits of some tokens.
+
+    In training it returns SplitLogits. Where gradients are disabled, it returns the logits of all tokens, so
+    that the ranks may use them in different ways.
+
+    Attributes:
+        vocabulary: The number of all tokens.
+    """
+
+    vocabulary: int
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """Returns the logits of all tokens, gathered if gradients are disabled."""
+        logits = SplitLogits(super().forward(tensor), self.tensor_axis, self.vocabulary)
+        return logits if torch.is_grad_enabled() else logits.gathered()
+
+
+def cut_head(module: nn.Module, axis: TensorAxis) -> None:
+    """Keeps the logits of some tokens."""
+    weight: Any = module.weight
+    # The weight of a tied head has been cut together with the embedding.
+    cut = cut_of(weight)
+    whole = outputs_of(module) if cut is None or cut.slices is None else cut.slices.shape[0]
+    cut_outputs(module, [even(whole, axis.rank, axis.size)], axis)
+    divide(module, VocabularyHead, axis, vocabulary=whole)
