@@ -1,7 +1,7 @@
 """`{smdp-headers}`: what public C++ headers declare, from their comments, through Doxygen.
 
-The content has one header per line, and each becomes a section. Where Doxygen is not installed, a note says so
-and names the header; everything else is built as always.
+The content has one header per line, and each becomes a section. Where Doxygen is not installed, a note says
+so and names the header; everything else is built as always.
 """
 
 from __future__ import annotations
