@@ -1,6 +1,7 @@
-"""`{smdp-header} group.h`: what a public C++ header declares, from its comments, through Doxygen.
+"""`{smdp-headers}`: what public C++ headers declare, from their comments, through Doxygen.
 
-Where Doxygen is not installed, a note says so and names the header; everything else is built as always.
+The content has one header per line, and each becomes a section. Where Doxygen is not installed, a note says
+so and names the header; everything else is built as always.
 """
 
 from __future__ import annotations
@@ -20,19 +21,23 @@ _DOCS = Path(__file__).resolve().parents[1]
 _HEADERS = _DOCS.parent / "core" / "include" / "smdp"
 
 
-class HeaderDirective(SphinxDirective):
-    """All of one header."""
+class HeadersDirective(SphinxDirective):
+    """A section for each header."""
 
-    required_arguments = 1
+    has_content = True
 
     def run(self) -> list[nodes.Node]:
-        header = _HEADERS / self.arguments[0]
-        assert header.is_file(), f"there is no header {header.name}"
+        text = "\n\n".join(self.section(name.strip()) for name in self.content if name.strip())
+        return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+    def section(self, name: str) -> str:
+        """Returns the Markdown of a header's section."""
+        header = _HEADERS / name
+        assert header.is_file(), f"there is no header {name}"
         self.env.note_dependency(str(header))
-        if not HAS_DOXYGEN:
-            text = f"Doxygen was not there when these pages were made; read core/include/smdp/{header.name}."
-            return [nodes.note("", nodes.paragraph("", text))]
-        return self.parse_text_to_nodes("\n\n".join(declarations(header.name)))
+        missing = f"Doxygen was not there when these pages were made; read core/include/smdp/{name}."
+        parts = declarations(name) if HAS_DOXYGEN else [f"```{{note}}\n{missing}\n```"]
+        return "\n\n".join([f"## smdp/{name}", *parts])
 
 
 def declarations(header: str) -> list[str]:
@@ -86,5 +91,5 @@ def run_doxygen(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.add_directive("smdp-header", HeaderDirective)
+    app.add_directive("smdp-headers", HeadersDirective)
     app.connect("builder-inited", run_doxygen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_LANGUAGES = {".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
+_LANGUAGES = {".py": "python", ".yaml": "yaml"}
 
 
 def block(page: Path, words: str) -> str:

@@ -54,8 +54,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SMDP_ALGORITHM",
         "auto",
-        f"Algorithm of all_reduce: {', '.join(ALGORITHMS)}. Some work within one host, others between "
-        "hosts; see the table below.",
+        f"Algorithm of all_reduce: {', '.join(ALGORITHMS)}.",
     ),
     Variable("SMDP_FORCE_KERNEL", "the fastest", f"Reduction kernel, for testing: {', '.join(KERNELS)}."),
     Variable(
@@ -68,8 +67,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SMDP_STREAMS",
         "1 per network interface",
-        "TCP connections to each peer, 1 to 64. If unset, and with up to 16 ranks, smdp tries 4 connections "
-        "for gradients when the model is wrapped, and keeps them if they are faster.",
+        "TCP connections to each peer, 1 to 64. If unset, up to 16 ranks try 4 connections for gradients "
+        "when the model is wrapped, and keep them if they are faster.",
     ),
     Variable(
         "SMDP_CHUNK_BYTES",
