@@ -131,7 +131,7 @@ ROOMS: dict[str, set[str]] = {
     "recompute": {"mesh", "process_group"},
     "preemption": set(),
     "optimizers": set(),
-    "data_parallel": {"process_group"},
+    "data_parallel": {"mesh", "process_group"},
     "forward_waits": set(),
     "step_in_forward": {"data_parallel", "forward_waits", "optimizers", "process_group"},
     "tensor_parallelism": {"mesh", "process_group"},
