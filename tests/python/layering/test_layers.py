@@ -177,6 +177,7 @@ for room in ("checkpoints", "model_parallel.checkpoints"):
     MAY_IMPORT[f"smdp.torch.{room}"].add("smdp.torch.checkpoints.safetensors_files")
 MAY_IMPORT["smdp.torch.checkpoints.safetensors_files"] = {
     "safetensors",
+    "smdp.torch.checkpoints",
     *MAY_IMPORT["smdp.torch.checkpoints"],
 }
 # The faces.
