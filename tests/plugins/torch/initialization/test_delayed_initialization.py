@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import torch
 from torch import nn
 
 import smdp
-from smdp.torch.initialization.delayed_initialization import delayed_initialization, materialize
+from smdp.torch.initialization.delayed_initialization import delayed_initialization, materialize, recording
+from smdp.torch.mesh.cuts import Cut, cut_of, mark_cut
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.mesh.slices import Slices
 
 
 def check(build: Callable[[], nn.Module], own: Callable[[list[str]], Iterable[str]]) -> nn.Module:
@@ -205,6 +209,24 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
+@contextlib.contextmanager
+def most_resident() -> Iterator[list[int]]:
+    """Yields a list that gets the most bytes by which this process has grown within the context."""
+    before, found, is_done = resident(), [0], threading.Event()
+
+    def watch() -> None:
+        while not is_done.wait(0.001):
+            found[0] = max(found[0], resident() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        is_done.set()
+        watcher.join()
+
+
 def normal(weight: torch.Tensor) -> None:
     nn.init.normal_(weight, 0, 0.02)
 
@@ -223,22 +245,32 @@ def test_foreign_parameters_are_never_all_in_memory(initialise: Callable[[torch.
 
     with delayed_initialization():
         build(1)  # imports what meta tensors need
-    before, most, is_done = resident(), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not is_done.wait(0.001):
-            most = max(most, resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    with delayed_initialization():
-        model = build(48)  # 2 MiB each
-    materialize(model, lambda name: name.startswith("7."))
-    is_done.set()
-    watcher.join()
-    assert most - before < 24 * 2**20  # of 96 MiB
+    with most_resident() as most:
+        with delayed_initialization():
+            model = build(48)  # 2 MiB each
+        materialize(model, lambda name: name.startswith("7."))
+    assert most[0] < 24 * 2**20  # of 96 MiB
     assert sum(parameter.nbytes for parameter in model.parameters() if not parameter.is_meta) < 3 * 2**20
+
+
+def test_slices_are_computed_one_by_one() -> None:
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(1024, 512) for _ in range(48)))  # 2 MiB each
+
+    slices = Slices(0, ((0, 64), (256, 320)), (512, 1024))
+    with delayed_initialization():
+        model = build()
+    with most_resident() as most:
+        for layer in model:
+            with recording(layer.weight):
+                layer.weight.data = slices.take(layer.weight.data)
+            mark_cut(layer.weight, Cut("tp", ParallelMesh(tp=4, rank=0), slices))
+        materialize(model, lambda name: True)
+    assert most[0] < 40 * 2**20  # 24 MiB of slices, and less than a whole model of 96 MiB
+    for mine, theirs in zip(model, build(), strict=True):
+        assert torch.equal(mine.weight, slices.take(theirs.weight))
+        assert torch.equal(mine.bias, theirs.bias) and cut_of(mine.weight) is not None
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")

@@ -17,7 +17,6 @@ from smdp._errors import SmdpError
 from smdp.torch.initialization.tape import Tape, tape_of
 from smdp.torch.initialization.windows import Window
 from smdp.torch.mesh.cuts import cut_of
-from smdp.torch.mesh.slices import Slices
 
 _active = threading.local()
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -53,6 +52,28 @@ def delayed_initialization() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def recording(tensor: Tensor) -> Iterator[None]:
+    """Records what happens to a tensor without memory within the context. It does nothing for other tensors.
+
+    Example:
+        >>> import torch
+        >>> with delayed_initialization():
+        ...     model = torch.nn.Linear(2, 6)
+        >>> with recording(model.weight):
+        ...     model.weight.data = model.weight.data[:3].clone()
+        >>> materialize(model, lambda name: True)
+        >>> model.weight.shape
+        torch.Size([3, 2])
+    """
+    tape = tape_of(tensor)
+    if tape is None or getattr(_active, "tape", None) is not None:
+        yield
+        return
+    with _recording(tape):
+        yield
+
+
 def materialize(
     model: nn.Module, is_owned: Callable[[str], bool], device: torch.device | str | None = None
 ) -> None:
@@ -62,8 +83,8 @@ def materialize(
     parameters; see `record_initialization()` for the meta device. It may be called again with more names.
     Parameters become new objects and stay shared, so create the optimizer afterwards.
 
-    Of a parameter that has a mark of its slices (`mesh/cuts.py`), only the slices stay in memory. At most one
-    whole tensor of these is in memory at a time, if the initialization finishes one before the next.
+    Of parameters that have been cut into slices within `recording()`, only the slices stay in memory, and one
+    whole tensor at a time is computed.
 
     Args:
         model: The model, which is changed in place.
@@ -91,8 +112,12 @@ def materialize(
         if id(parameter) not in owned and not parameter.is_meta:
             made[id(parameter)] = (parameter, _like(parameter, torch.empty_like(parameter, device="meta")))
     for tape, tensors in wanted.items():
-        for tensor, real in zip(tensors.values(), _values(tape, list(tensors.values()), device), strict=True):
-            made[id(tensor)] = (tensor, real)
+        # Slices are computed one by one, because each needs a whole tensor for a moment.
+        slices = [[tensor] for tensor in tensors.values() if cut_of(tensor) is not None]
+        whole = [tensor for tensor in tensors.values() if cut_of(tensor) is None]
+        for batch in (whole, *slices):
+            for tensor, real in zip(batch, _values(tape, batch, device), strict=True):
+                made[id(tensor)] = (tensor, real)
     _replace(model, made)
 
 
@@ -243,34 +268,22 @@ def _reset(module: nn.Module, name: str) -> None:
 
 
 def _values(tape: Tape, tensors: list[Tensor], device: torch.device | str | None) -> list[Tensor]:
+    """Returns the values of meta tensors, which are computed together."""
     tape.forget_draws()
     windows = [window for tensor in tensors if (window := tape.window(tensor)) is not None]
-    cut: dict[int, list[tuple[Window, Slices]]] = {}
-    whole: set[int] = set()
-    for tensor, window in zip(tensors, windows, strict=True):
-        mark = cut_of(tensor)
-        if mark is None or mark.slices is None:
-            whole.add(window.node)
-        else:
-            cut.setdefault(window.node, []).append((window, mark.slices))
-    parts: dict[Window, Tensor] = {}
 
     def finish(node: int, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        for window, slices in cut.get(node, ()):
-            part = slices.take(window.on(storage))
-            parts[window] = part if device is None else part.to(device)
-        if node not in whole:
-            return torch.UntypedStorage(0)
         if device is None:
             return storage
         values = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         return values.to(device).untyped_storage()
 
     storages = tape.replay({window.node for window in windows}, finish)
-    return [
-        _like(tensor, parts[window] if window in parts else window.on(storages[window.node]))
-        for tensor, window in zip(tensors, windows, strict=True)
-    ]
+    return [_like(tensor, _on(window, storages)) for tensor, window in zip(tensors, windows, strict=True)]
+
+
+def _on(window: Window, storages: dict[int, torch.UntypedStorage]) -> Tensor:
+    return window.on(storages[window.node])
 
 
 def _to_device(tensor: Tensor, device: torch.device | str | None) -> Tensor:

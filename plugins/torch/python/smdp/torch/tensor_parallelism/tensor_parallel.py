@@ -103,7 +103,7 @@ def agreed_plan(model: nn.Module, degree: int, plan: str | Mapping[str, str]) ->
 def divide_model(model: nn.Module, plan: TensorParallelPlan, mesh: ParallelMesh) -> TensorAxis:
     """Applies a plan to a model. Collective over all ranks of the job.
 
-    Parameters without memory stay as they are. `materialize()` then computes this rank's slices of them.
+    Parameters without memory become slices without memory, whose values `materialize()` computes.
 
     Returns:
         The ranks that hold the slices.

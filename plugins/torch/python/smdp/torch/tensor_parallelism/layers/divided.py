@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
+from smdp.torch.initialization.delayed_initialization import recording
 from smdp.torch.mesh.cuts import Cut, cut_of, mark_cut
 from smdp.torch.mesh.slices import Slices
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
@@ -100,6 +101,6 @@ def cut_parameter(
     """
     if parameter is None or cut_of(parameter) is not None:
         return
-    if not parameter.is_meta:  # materialize() takes the slices of a parameter without memory
+    with recording(parameter):
         parameter.data = slices.take(parameter.data)
     mark_cut(parameter, Cut("tp", axis.mesh, slices, is_counted))
