@@ -25,11 +25,12 @@ PLAN = {
 class Block(nn.Module):
     """Attention and a linear part, as in transformers: (batch, length, WIDTH) in and out."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, key_heads: int) -> None:
         super().__init__()
         self.head_dim = WIDTH // HEADS
         self.first_norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.query, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.key, self.value = (nn.Linear(WIDTH, key_heads * self.head_dim) for _ in range(2))
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
         self.dropout = dropout
 
@@ -41,7 +42,9 @@ class Block(nn.Module):
             for layer in (self.query, self.key, self.value)
         )
         dropout = self.dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=True
+        )
         attended = self.out(attended.transpose(1, 2).reshape(batch, length, -1))
         hidden = hidden + F.dropout(attended, self.dropout, self.training)
         inner = F.dropout(F.gelu(self.up(self.second_norm(hidden))), self.dropout, self.training)
@@ -49,12 +52,14 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A small language model; its head and embedding may be tied."""
+    """A small language model; its head and embedding may be tied, and heads of keys may be few."""
 
-    def __init__(self, blocks: int = 2, dropout: float = 0.0, *, tied: bool = False) -> None:
+    def __init__(
+        self, blocks: int = 2, dropout: float = 0.0, *, tied: bool = False, key_heads: int = HEADS
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(dropout, key_heads) for _ in range(blocks))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.embedding.weight

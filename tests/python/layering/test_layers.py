@@ -131,7 +131,7 @@ ROOMS: dict[str, set[str]] = {
     "recompute": {"mesh", "process_group"},
     "preemption": set(),
     "optimizers": set(),
-    "data_parallel": {"process_group"},
+    "data_parallel": {"mesh", "process_group"},
     "forward_waits": set(),
     "step_in_forward": {"data_parallel", "forward_waits", "optimizers", "process_group"},
     "tensor_parallelism": {"mesh", "process_group"},
@@ -177,6 +177,7 @@ for room in ("checkpoints", "model_parallel.checkpoints"):
     MAY_IMPORT[f"smdp.torch.{room}"].add("smdp.torch.checkpoints.safetensors_files")
 MAY_IMPORT["smdp.torch.checkpoints.safetensors_files"] = {
     "safetensors",
+    "smdp.torch.checkpoints",
     *MAY_IMPORT["smdp.torch.checkpoints"],
 }
 # The faces.

@@ -1,8 +1,8 @@
-"""Checkpoints of a model, which can be loaded with any number of stages, replicas or processes.
+"""Checkpoints of a model, which can be loaded with any number of stages, slices, replicas or processes.
 
-The format is that of `torch.distributed.checkpoint`. Entries have the names of the whole model, so a
-checkpoint does not depend on the stages. The optimizer's entries have the names of torch's flat state dict,
-and do not depend on how its state is sharded.
+The format is that of `torch.distributed.checkpoint`. Entries have the names and coordinates of the whole
+model, so a checkpoint depends neither on the stages nor on how layers are divided. The optimizer's entries
+have the names of torch's flat state dict, and do not depend on how its state is sharded.
 
     checkpoint.save("step-100", pipe, optimizer)
     checkpoint.load("step-100", pipe, optimizer)     # in a job of 2, 4 or 1 stages
@@ -10,6 +10,7 @@ and do not depend on how its state is sharded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,30 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from smdp.torch.checkpoints.divided_values import (
+    DividedValues,
+    check_by_elements,
+    in_whole,
+    slices_of,
+    state_in_whole,
+    whole_shape,
+)
 from smdp.torch.checkpoints.safetensors_files import has_safetensors as has_safetensors
 from smdp.torch.checkpoints.safetensors_files import load_safetensors as load_safetensors
 from smdp.torch.checkpoints.safetensors_files import save_safetensors as save_safetensors
 from smdp.torch.checkpoints.saved_model import SavedModel, saved_model
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
-from smdp.torch.pipelining.state_dicts.optimizer_state import load_named_state, named_state, room_for_state
+from smdp.torch.pipelining.state_dicts.optimizer_state import (
+    Room,
+    load_named_state,
+    named_state,
+    room_for_state,
+    whole_room,
+)
 from smdp.torch.pipelining.state_dicts.state_entries import Entry, names_of, nearest
 from smdp.torch.sharding.readable_state import ReadableState
 from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
@@ -48,18 +64,20 @@ def save(
     """Writes a checkpoint. All ranks of the job must call it.
 
     Each entry is written once. In a pipeline, the lowest stage that uses a weight writes it, and the first
-    data-parallel replica writes for all replicas. Each rank writes its part of a ShardedOptimizer's state.
+    data-parallel replica writes for all replicas. Each rank writes its slices of divided layers, and its part
+    of a ShardedOptimizer's state.
 
     Args:
         path: A folder that all ranks can access. It must not contain a checkpoint, which would be lost if
             writing failed.
-        pipe: The result of pipeline(), or a model in DistributedDataParallel.
+        pipe: The result of pipeline() or tensor_parallel(), or a model in DistributedDataParallel.
         optimizer: An optimizer of its parameters, or None to save the model alone.
         weights: Whether to save parameters and buffers. Pass False if save_safetensors() saves them.
 
     Raises:
-        ValueError: The folder contains a checkpoint, or the optimizer does not belong to the model.
-        TypeError: The model is neither split into stages nor data parallel.
+        ValueError: The folder contains a checkpoint, the optimizer does not belong to the model, or its state
+            of a divided layer is not one number per element or parameter.
+        TypeError: The model is neither in stages, nor divided, nor data parallel.
         RuntimeError: A rank could not write. The message names the rank.
     """
     folder, model = Path(path), saved_model(pipe)
@@ -75,11 +93,9 @@ def save(
         for name, entry in model.entries().items():
             if entry.first_name == name:
                 if weights and model.saves(entry):
-                    state["model"][name] = (
-                        entry.value.detach() if isinstance(entry.value, Tensor) else entry.value
-                    )
+                    state["model"][name] = in_whole(entry.value)
                 if model.saves(entry, is_sharded=shards is not None):
-                    state["optimizer"].update(optimized.get(name, {}))
+                    state["optimizer"].update(state_in_whole(optimized.get(name, {}), name, entry.value))
         if model.steps is not None and dist.get_rank(model.group) == 0:
             state["pipeline"]["steps"] = model.steps
 
@@ -105,19 +121,19 @@ def load(
 
     Values are copied into the existing parameters and buffers. The optimizer's state, its hyperparameters and
     the number of steps, on which a pipeline's random numbers depend, are also restored. Each rank reads its
-    part of a ShardedOptimizer's state, wherever it was written.
+    slices of divided layers and its part of a ShardedOptimizer's state, wherever they were written.
 
     Args:
         path: The folder. Load only checkpoints that you trust, because torch stores part of them as pickles.
-        pipe: The result of pipeline() for the same model, or this model in DistributedDataParallel. Stages,
-            schedule and replicas may differ.
+        pipe: The result of pipeline() or tensor_parallel() for the same model, or this model in
+            DistributedDataParallel. Stages, schedule, slices and replicas may differ.
         optimizer: An optimizer of its parameters, created as before saving, or None to leave it out.
         weights: Whether to load parameters and buffers.
 
     Raises:
         ValueError: The checkpoint is incomplete; an entry is missing, unknown, or differs in shape or dtype;
             or the optimizer's groups differ from the saved ones. The model is left unchanged.
-        TypeError: The model is neither split into stages nor data parallel.
+        TypeError: The model is neither in stages, nor divided, nor data parallel.
         RuntimeError: A rank could not read. The message names the rank. The model must not be used.
     """
     folder, model = Path(path), saved_model(pipe)
@@ -141,12 +157,16 @@ def load(
                 raise ValueError(
                     f"[smdp] {folder} contains no optimizer state. Call load() without an optimizer."
                 )
-            room = None if shards is None else shards.room
+            room = _room_in_whole(own, whole_room if shards is None else shards.room)
             state["optimizer"].update(room_for_state(optimizer, own, flat, room))
 
     def load_optimizer() -> None:
         assert optimizer is not None
-        load_named_state(optimizer, own, state["optimizer"], fills_groups=shards is None)
+        read = {
+            key: value.part if isinstance(value, DividedValues) else value
+            for key, value in state["optimizer"].items()
+        }
+        load_named_state(optimizer, own, read, fills_groups=shards is None)
 
     on_every_rank(prepare, model.group)
     # The optimizer is loaded first, so that its errors occur before any parameter has changed.
@@ -156,7 +176,7 @@ def load(
     if weights:
         _read(folder, {"model": state["model"]}, model.group)
         # Tensors have already been filled in place.
-        model.load_others(
+        model.load_values(
             {name: item for name, item in state["model"].items() if not isinstance(item, Tensor)}
         )
     if "steps" in state["pipeline"]:
@@ -211,8 +231,23 @@ def _room(folder: Path, model: SavedModel, saved: dict[str, _Described]) -> dict
     for name, entry in entries.items():
         if entry.first_name == name and model.holds(entry):
             _check(folder, name, entry, saved)
-            room[name] = entry.value.detach() if isinstance(entry.value, Tensor) else None
+            room[name] = in_whole(entry.value) if isinstance(entry.value, Tensor) else None
     return room
+
+
+def _room_in_whole(names: Mapping[Parameter, str], room: Room) -> Room:
+    """Returns a function that makes room for what this rank has of the state of whole parameters."""
+
+    def found(parameter: Parameter, key: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
+        slices = slices_of(parameter)
+        if slices is None:
+            return room(parameter, key, size, dtype)
+        check_by_elements(key, size, names[parameter], parameter)
+        if size != slices.shape:
+            return room(parameter, key, size, dtype)
+        return DividedValues(room(parameter, key, parameter.shape, dtype), slices)
+
+    return found
 
 
 def _check(folder: Path, name: str, entry: Entry, saved: dict[str, _Described]) -> None:
@@ -222,7 +257,7 @@ def _check(folder: Path, name: str, entry: Entry, saved: dict[str, _Described]) 
             " Build the model as it was when it was saved."
         )
     own = entry.value
-    expected = (own.shape, own.dtype) if isinstance(own, Tensor) else None
+    expected = (whole_shape(own), own.dtype) if isinstance(own, Tensor) else None
     if saved[f"model.{name}"] != expected:
         raise ValueError(
             f"[smdp] {name!r} is {_text(saved[f'model.{name}'])} in {folder}, but {_text(expected)} in the"

@@ -1,71 +1,88 @@
-"""Saves and loads a pipelined model as safetensors files, which Hugging Face's from_pretrained() reads."""
+"""Saves and loads a model as safetensors files, which Hugging Face's from_pretrained() reads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from smdp.torch.checkpoints.divided_values import slices_of, whole_shape
+from smdp.torch.checkpoints.joined_slices import joined_slices, owners_of, whole_bytes
+from smdp.torch.checkpoints.saved_model import SavedModel, saved_model
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
-from smdp.torch.pipelining.state_dicts.state_entries import check_shape, nearest
+from smdp.torch.pipelining.state_dicts.state_entries import nearest
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
-def save_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
-    """Writes the weights of all stages as safetensors files. All ranks of the job must call it.
+def save_safetensors(path: str | PathLike[str], pipe: nn.Module) -> None:
+    """Writes the weights of all stages and slices as safetensors files. All ranks of the job must call it.
 
-    The rank of each stage writes its own weights, so no rank ever holds the whole model. The files are
+    The rank of each stage writes its own weights, and ranks with slices of a stage write a part of its whole
+    weights each, so no rank ever holds the whole model. The files are
     `model-00001-of-00002.safetensors` and so on, with an index `model.safetensors.index.json`, or a single
     `model.safetensors`. Entries have the names of the whole model; tied weights are saved once, under their
     first name. The configuration is not written; call `model.config.save_pretrained(path)` for it.
 
     Args:
         path: A folder that all ranks can access. It must not contain such files.
-        pipe: The result of pipeline().
+        pipe: The result of pipeline() or tensor_parallel(), or a model in DistributedDataParallel.
 
     Raises:
         ImportError: safetensors is not installed.
         ValueError: The folder contains such files, or an entry is not a tensor.
+        TypeError: The model is neither in stages, nor divided, nor data parallel.
         RuntimeError: A rank could not write. The message names the rank.
     """
-    folder = Path(path)
+    folder, model = Path(path), saved_model(pipe)
+    mesh = model.mesh
+    slices = () if mesh is None else mesh.ranks("tp")
+    if mesh is not None and len(slices) > 1:
+        mesh.make("tp")
+    # The place of this rank's file among all files.
+    here = (0, 0) if mesh is None else (mesh.stage_rank, slices.index(mesh.rank))
     tensors: dict[str, Tensor] = {}
+    owners: dict[str, int] = {}
 
-    def prepare() -> tuple[int, dict[str, int]]:
+    def prepare() -> tuple[tuple[int, int], dict[str, int]]:
         _save_file()
         folder.mkdir(parents=True, exist_ok=True)
         present = [*folder.glob("model*.safetensors"), *folder.glob(_INDEX)]
         if present:
             raise ValueError(f"[smdp] {folder} already contains {present[0].name}. Save to another folder.")
-        tensors.update(_tensors(pipe))
-        return pipe.mesh.stage_rank, {name: tensor.nbytes for name, tensor in tensors.items()}
+        tensors.update(_tensors(model))
+        owners.update(owners_of(tensors, max(1, len(slices))))
+        return here, {name: whole_bytes(value) for name, value in tensors.items() if owners[name] == here[1]}
 
     # Only the ranks of the first replica have tensors to write.
-    sizes = {rank: held for rank, held in sorted(on_every_rank(prepare), key=lambda told: told[0]) if held}
-    files = {rank: _file_name(index, len(sizes)) for index, rank in enumerate(sizes)}
+    told = on_every_rank(prepare, model.group)
+    sizes = {place: held for place, held in sorted(told, key=lambda each: each[0]) if held}
+    files = {place: _file_name(index, len(sizes)) for index, place in enumerate(sizes)}
+    if mesh is not None and len(slices) > 1 and tensors:
+        tensors = joined_slices(tensors, owners, mesh)
 
     def write() -> None:
         if tensors:
             # transformers requires this metadata entry.
-            _save_file()(tensors, folder / files[pipe.mesh.stage_rank], metadata={"format": "pt"})
+            _save_file()(_apart(tensors), folder / files[here], metadata={"format": "pt"})
 
     def write_index() -> None:
-        if pipe.mesh.rank == 0 and len(files) > 1:
+        if dist.get_rank(model.group) == 0 and len(files) > 1:
             index = {
                 "metadata": {"total_size": sum(size for held in sizes.values() for size in held.values())},
-                "weight_map": {name: files[rank] for rank, held in sizes.items() for name in held},
+                "weight_map": {name: files[place] for place, held in sizes.items() for name in held},
             }
             (folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
 
-    on_every_rank(write)
-    on_every_rank(write_index)
+    on_every_rank(write, model.group)
+    on_every_rank(write_index, model.group)
 
 
 def read_safetensors(path: str | PathLike[str]) -> dict[str, Tensor] | None:
@@ -97,28 +114,33 @@ def has_safetensors(path: str | PathLike[str]) -> bool:
     return any(Path(path, name).is_file() for name in (_SINGLE, _INDEX))
 
 
-def load_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
+def load_safetensors(path: str | PathLike[str], pipe: nn.Module) -> None:
     """Loads this rank's weights from safetensors files. All ranks of the job must call it.
 
+    A rank reads only its slices of divided layers.
+
     Args:
-        path: A folder written by save_safetensors(), with any number of stages, or by save_pretrained().
-        pipe: The result of pipeline() for the same model.
+        path: A folder written by save_safetensors(), with any number of stages and slices, or by
+            save_pretrained().
+        pipe: The result of pipeline() or tensor_parallel() for the same model, or this model in
+            DistributedDataParallel.
 
     Raises:
         ImportError: safetensors is not installed.
         ValueError: There are no such files, or an entry is missing or has a different shape. The model is
             left unchanged.
+        TypeError: The model is neither in stages, nor divided, nor data parallel.
         RuntimeError: Another rank could not read. The message names the rank.
     """
-    folder = Path(path)
+    folder, model = Path(path), saved_model(pipe)
     found: dict[str, Tensor] = {}
 
     def read() -> None:
         file_of = _files(folder)
-        entries = pipe.entries()
+        entries = model.entries()
         wanted: dict[str, dict[str, str]] = {}
         for name, entry in entries.items():
-            if not pipe.holds(entry) or entry.first_name != name:
+            if not model.holds(entry) or entry.first_name != name:
                 continue
             # The files may have a tied weight under any of its names.
             names = [name, *(other for other, tied in entries.items() if tied.first_name == name)]
@@ -132,12 +154,37 @@ def load_safetensors(path: str | PathLike[str], pipe: PipelinedModule) -> None:
         for file, names_in_file in wanted.items():
             with _safe_open()(folder / file, framework="pt") as opened:
                 for name, saved in names_in_file.items():
-                    found[name] = opened.get_tensor(saved)
-                    check_shape(name, found[name], entries[name].value)
+                    found[name] = _own_part(opened, saved, name, entries[name].value)
 
-    on_every_rank(read)
+    on_every_rank(read, model.group)
     # Tied weights are filled under their first name.
-    pipe.load_state_dict(found, strict=False)
+    model.load_values(found)
+
+
+def _own_part(opened: Any, saved: str, name: str, value: Any) -> Tensor:
+    """Reads this rank's part of an entry.
+
+    Raises:
+        ValueError: The entry is not a tensor of the model, or has another shape.
+    """
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"[smdp] {name!r} is a tensor in the files, but a {type(value).__name__} in the model."
+        )
+    stored = opened.get_slice(saved)
+    given, expected = list(stored.get_shape()), list(whole_shape(value))
+    if given != expected:
+        raise ValueError(
+            f"[smdp] {name!r} is {given} in the files, but {expected} in the model; both must have the same"
+            " shape"
+        )
+    slices = slices_of(value)
+    if slices is None:
+        whole: Tensor = opened.get_tensor(saved)
+        return whole
+    before = (slice(None),) * slices.dim
+    indices = [(*before, slice(begin, end)) for begin, end in slices.ranges]
+    return torch.cat([stored[index] for index in indices], slices.dim)
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -157,18 +204,26 @@ def _file_name(index: int, count: int) -> str:
     return _SINGLE if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
 
-def _tensors(pipe: PipelinedModule) -> dict[str, Tensor]:
+def _tensors(model: SavedModel) -> dict[str, Tensor]:
+    """Returns the entries that this rank saves with those that have its other slices."""
     found = {}
-    for name, entry in pipe.entries().items():
-        if entry.first_name != name or not pipe.saves(entry):
+    for name, entry in model.entries().items():
+        if entry.first_name != name or not model.joins(entry):
             continue
         if not isinstance(entry.value, Tensor):
             raise ValueError(
                 f"[smdp] {name!r} is a {type(entry.value).__name__}, but safetensors files contain only"
                 " tensors. Use save(), which writes all of the model's state."
             )
-        tensor = entry.value.detach().cpu().contiguous()
-        # safetensors does not save a view of a larger storage, so such a tensor is copied.
+        found[name] = entry.value
+    return found
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors on the CPU that are not views of larger storages, which safetensors refuses."""
+    found = {}
+    for name, value in tensors.items():
+        tensor = value.detach().cpu().contiguous()
         is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
         found[name] = tensor.clone() if is_part else tensor
     return found

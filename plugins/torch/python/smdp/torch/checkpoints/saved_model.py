@@ -10,12 +10,20 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from smdp.torch.mesh.cuts import cut_of, mesh_of_slices
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.pipelining.state_dicts.state_entries import Entry
 
 
 class SavedModel(Protocol):
-    """A model in stages, or the same model on all ranks."""
+    """A model in stages, in slices, or the same model on all ranks.
+
+    Attributes:
+        mesh: The ranks of stages, slices and replicas, or None for the same model on all ranks.
+    """
+
+    mesh: ParallelMesh | None
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -45,30 +53,41 @@ class SavedModel(Protocol):
             is_sharded: Whether what is saved is different on each replica.
         """
 
-    def load_others(self, values: Mapping[str, Any]) -> None:
-        """Loads the entries that are not tensors."""
+    def joins(self, entry: Entry) -> bool:
+        """Returns whether this rank and those with its other slices save a whole entry together."""
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Loads this rank's values of some entries."""
 
 
 def saved_model(model: nn.Module) -> SavedModel:
     """Returns what a checkpoint needs to know of a model.
 
     Raises:
-        TypeError: The model is neither split into stages nor data parallel.
+        TypeError: The model is neither in stages, nor divided, nor data parallel.
     """
     if isinstance(model, PipelinedModule):
         return _StagedModel(model)
     if isinstance(model, DistributedDataParallel):
-        return _ReplicatedModel(model)
+        divided = mesh_of_slices(model.module.parameters())
+        ignored = set(model.parameters_to_ignore)
+        if divided is not None:
+            return _DividedModel(model.module, ignored, divided)
+        return _ReplicatedModel(model.module, ignored, model.process_group)
+    divided = mesh_of_slices(model.parameters())
+    if divided is not None:
+        return _DividedModel(model, set(), divided)
     raise TypeError(
-        f"[smdp] a checkpoint is saved from and loaded into a model that smdp.torch.pipeline() returned, or"
-        f" that is wrapped in DistributedDataParallel, but got a {type(model).__name__}. In a single process,"
-        " use torch.distributed.checkpoint."
+        f"[smdp] a checkpoint is saved from and loaded into a model that smdp.torch.pipeline() or"
+        f" tensor_parallel() returned, or that is wrapped in DistributedDataParallel, but got a"
+        f" {type(model).__name__}. In a single process, use torch.distributed.checkpoint."
     )
 
 
 class _StagedModel:
     def __init__(self, pipe: PipelinedModule) -> None:
         self._pipe = pipe
+        self.mesh: ParallelMesh | None = pipe.mesh
         self.group = None
         self.named_parameters = pipe.named_parameters
         self.entries = pipe.entries
@@ -83,21 +102,27 @@ class _StagedModel:
         self._pipe.steps = number
 
     def saves(self, entry: Entry, *, is_sharded: bool = False) -> bool:
-        return self._pipe.saves(entry, any_replica=is_sharded)
+        return self._pipe.saves(entry, any_replica=is_sharded) and _is_first(entry.value, self._pipe.mesh)
 
-    def load_others(self, values: Mapping[str, Any]) -> None:
+    def joins(self, entry: Entry) -> bool:
+        return self._pipe.saves(entry)
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
         self._pipe.load_state_dict(values, strict=False)
 
 
-class _ReplicatedModel:
-    """All ranks have the whole model; parameters are the same everywhere, and other entries may differ."""
+class _UnstagedModel:
+    """All ranks have all entries of a module, whole ones or slices."""
 
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self._module = model.module
-        self._ignored = set(model.parameters_to_ignore)
-        self.group = model.process_group
+    def __init__(
+        self, module: nn.Module, ignored: set[str], group: dist.ProcessGroup | None, mesh: ParallelMesh | None
+    ) -> None:
+        self._module = module
+        self._ignored = ignored  # by DistributedDataParallel, so replicas may have different values
+        self.group = group
+        self.mesh = mesh
         self.steps: int | None = None
-        self.named_parameters = model.module.named_parameters
+        self.named_parameters = module.named_parameters
 
     def entries(self) -> dict[str, Entry]:
         first_names: dict[int, str] = {}
@@ -110,9 +135,46 @@ class _ReplicatedModel:
     def holds(self, entry: Entry) -> bool:
         return True
 
-    def saves(self, entry: Entry, *, is_sharded: bool = False) -> bool:
-        is_same = isinstance(entry.value, Parameter) and entry.first_name not in self._ignored
-        return is_sharded or is_same or dist.get_rank(self.group) == 0
-
-    def load_others(self, values: Mapping[str, Any]) -> None:
+    def load_values(self, values: Mapping[str, Any]) -> None:
         self._module.load_state_dict(values, strict=False)
+
+    def _is_same(self, entry: Entry) -> bool:
+        """Returns whether all replicas have the same values. Their buffers, for example, may differ."""
+        return isinstance(entry.value, Parameter) and entry.first_name not in self._ignored
+
+
+class _ReplicatedModel(_UnstagedModel):
+    def __init__(self, module: nn.Module, ignored: set[str], group: dist.ProcessGroup) -> None:
+        super().__init__(module, ignored, group, None)
+
+    def saves(self, entry: Entry, *, is_sharded: bool = False) -> bool:
+        return is_sharded or self._is_same(entry) or self.joins(entry)
+
+    def joins(self, entry: Entry) -> bool:
+        return bool(dist.get_rank(self.group) == 0)
+
+
+class _DividedModel(_UnstagedModel):
+    """All ranks of the job save, because those with other slices are in other groups of replicas."""
+
+    def __init__(self, module: nn.Module, ignored: set[str], mesh: ParallelMesh) -> None:
+        super().__init__(module, ignored, None, mesh)
+        self._mesh = mesh
+
+    def saves(self, entry: Entry, *, is_sharded: bool = False) -> bool:
+        is_any_replica = is_sharded or self._is_same(entry) or self.joins(entry)
+        return is_any_replica and _is_first(entry.value, self._mesh)
+
+    def joins(self, entry: Entry) -> bool:
+        return self._mesh.replica == 0
+
+
+def _is_first(value: object, mesh: ParallelMesh) -> bool:
+    """Returns whether no earlier rank along the tensor axis has the same value, or the same slice.
+
+    The ranks along the axis may shard the optimizer's state differently, so two of them must not save it.
+    """
+    cut = cut_of(value) if isinstance(value, Tensor) else None
+    if cut is None or cut.axis != "tp":
+        return mesh.ranks("tp")[0] == mesh.rank
+    return cut.is_counted

@@ -31,9 +31,11 @@ from smdp.torch.data_parallel.stand_in_reducer import StandInReducer
 from smdp.torch.data_parallel.supported_modules import (
     bind_arguments,
     checked_group,
+    choose_replicas,
     refuse_what_only_torch_has,
     refuse_what_takes_gradients,
 )
+from smdp.torch.mesh.cuts import mesh_of_slices
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 _NO_COMM_HOOKS = (
@@ -64,6 +66,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         **kwargs: The keyword arguments of torch's class. `find_unused_parameters`, `gradient_as_bucket_view`
             and `batched_grad_copy` are accepted but not needed. `static_graph` is needed if a parameter
             receives its gradient several times in a backward, for example with reentrant checkpointing.
+            `process_group` defaults to all ranks, and for a module that `tensor_parallel()` has divided, to
+            the ranks with the same slices.
 
     Raises:
         ValueError: An argument is not supported, or the group does not use the backend "smdp". Any backend
@@ -107,6 +111,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             raise TypeError(
                 f"[smdp] DistributedDataParallel got a {type(module).__name__} in place of a torch.nn.Module."
             )
+        if (mesh := mesh_of_slices(module.parameters())) is not None:
+            choose_replicas(given.arguments, mesh)
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         synchronizes = given.arguments.pop("init_sync", True)
         if is_on_cpu:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from smdp._shown import shown
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 _SIGNATURE = inspect.signature(TorchDistributedDataParallel.__init__)
@@ -84,6 +85,35 @@ def refuse_what_takes_gradients(module: nn.Module, is_averaged_by_torch: Callabl
                 " steps in backward (_apply_optimizer_in_backward) and would use the gradient of this rank"
                 " alone. Step the optimizer after backward."
             )
+
+
+def choose_replicas(arguments: dict[str, Any], mesh: ParallelMesh) -> None:
+    """Makes the replicas of a divided model the group that averages its gradients.
+
+    Ranks along the tensor axis hold different slices, so their gradients must never be averaged.
+
+    Args:
+        arguments: The arguments by name, in which `process_group` is set.
+        mesh: The mesh over whose tensor axis the module is divided.
+
+    Raises:
+        ValueError: Other ranks than the replicas were passed as `process_group` or `device_mesh`.
+    """
+    group, given = arguments.get("process_group"), arguments.pop("device_mesh", None)
+    if group is None and given is not None:
+        group = given.get_group(mesh_dim=0)
+    replicas = mesh.ranks("rdp")
+    if group is not None and tuple(dist.get_process_group_ranks(group)) != replicas:
+        raise ValueError(
+            "[smdp] DistributedDataParallel: the module is divided by tensor_parallel(), and the ranks with"
+            f" the slices of this rank are {_list(replicas)}, but process_group has ranks"
+            f" {_list(dist.get_process_group_ranks(group))}. Leave process_group out."
+        )
+    arguments["process_group"] = mesh.step_group("rdp") if group is None else group
+
+
+def _list(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def checked_group(arguments: Mapping[str, Any]) -> ProcessGroupSmdp:

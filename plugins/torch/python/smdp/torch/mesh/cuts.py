@@ -54,6 +54,12 @@ def cut_of(parameter: Tensor) -> Cut | None:
     return getattr(parameter, "_smdp_cut", None)
 
 
+def mesh_of_slices(parameters: Iterable[Tensor]) -> ParallelMesh | None:
+    """Returns the mesh over whose tensor axis any of the parameters is cut, or None."""
+    cuts = filter(None, map(cut_of, parameters))
+    return next((cut.mesh for cut in cuts if cut.axis == "tp"), None)
+
+
 def axes_of_cuts(parameters: Iterable[Tensor]) -> tuple[Axis, ...]:
     """Returns the axes over which any of the parameters is cut, in the order used by all ranks."""
     found = {cut.axis for cut in map(cut_of, parameters) if cut is not None}

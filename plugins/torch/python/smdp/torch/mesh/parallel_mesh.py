@@ -74,6 +74,10 @@ class ParallelMesh:
         found = Placement.of_world(world, pipeline=pp, tensor=tp, strategy=strategy)
         return cls(found.pipeline, found.tensor, found.data, strategy)
 
+    def __deepcopy__(self, memo: object) -> ParallelMesh:
+        """Returns the same mesh, because process groups cannot be copied."""
+        return self
+
     # Ranks.
 
     @property

@@ -1,4 +1,4 @@
-"""Gradient clipping by the norm over all stages of a pipelined model."""
+"""Gradient clipping by the norm over all stages and slices of a model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def clip_grad_norm_(
     parts of it must call this function.
 
     Args:
-        parameters: The result of `smdp.torch.pipeline()`, or its parameters. The parameters of any other
-            model are clipped as torch does, and their gradients may be sparse.
+        parameters: The result of `smdp.torch.pipeline()` or `smdp.torch.tensor_parallel()`, or its
+            parameters. The parameters of any other model are clipped as torch does, and their gradients may
+            be sparse.
         max_norm: The largest norm, above 0.
         norm_type: The order of the norm, as in torch; "inf" for the largest absolute value.
         error_if_nonfinite: Whether to raise an error if the norm is infinite or NaN.
@@ -113,7 +114,7 @@ def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tenso
         # A tied weight counts on the first stage that uses it.
         first_stage = min(pipe.split.weights[weight.name])
         if pipe.schedule.rank_of[first_stage] == mesh.stage_rank:
-            table.enter(places[weight.name], parameter.grad)
+            table.enter(places[weight.name], parameter)
     table.join_parts(held, mesh)
     table.add_stages(mesh)
     return table.total()
@@ -123,7 +124,6 @@ def _total_norm_without_stages(own: list[Tensor], cut: Cut, order: float) -> Ten
     """Returns the norm of parameters that lie on a single stage, some of which are cut."""
     table = NormTable(len(own), order, own[0].device)
     for place, parameter in enumerate(own):
-        if parameter.grad is not None:
-            table.enter(place, parameter.grad)
+        table.enter(place, parameter)
     table.join_parts(dict(enumerate(own)), cut.mesh)
     return table.total()

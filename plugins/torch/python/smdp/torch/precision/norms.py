@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -29,9 +30,10 @@ class NormTable:
         self._found = torch.zeros(2, size, device=device, dtype=torch.float64)
         self._dtype = torch.float32
 
-    def enter(self, place: int, gradient: Tensor) -> None:
-        """Enters the norm of this rank's gradient of a parameter, or of its part."""
-        if gradient.numel() == 0:
+    def enter(self, place: int, parameter: Tensor) -> None:
+        """Enters the norm of this rank's gradient of a parameter, or of its part, if that counts."""
+        gradient, cut = parameter.grad, cut_of(parameter)
+        if gradient is None or gradient.numel() == 0 or not (cut is None or cut.is_counted):
             return
         norm = torch.linalg.vector_norm(gradient, self._order)
         self._dtype = torch.promote_types(self._dtype, norm.dtype)
@@ -65,8 +67,7 @@ class NormTable:
         told[ranks.index(mesh.rank)] = parts
         dist.all_reduce(told, group=mesh.step_group(axis))
         norms, is_there = told.unbind(1)
-        joined = [
-            torch.linalg.vector_norm(norm[there > 0], self._order) if bool((there > 0).any()) else norm.sum()
-            for norm, there in zip(norms.T, is_there.T, strict=True)
-        ]
-        return torch.stack([torch.stack(joined), is_there.amax(0)])
+        # What no rank has entered must not change the norm of the other parts.
+        absent = norms.new_full((), math.inf if self._order < 0 else 0.0)
+        joined = torch.linalg.vector_norm(norms.where(is_there > 0, absent), self._order, 0)
+        return torch.stack([joined, is_there.amax(0)])

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from smdp.torch.sharding.boxed_tensor import BoxedTensor
 from smdp.torch.sharding.boxes import Box, boxes_of, memory_order
 from smdp.torch.sharding.shard_layout import Piece
 
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-    from torch.distributed.checkpoint.planner import WriteItem
 
-
-class ShardedValues(Tensor):
-    """A tensor whose values are distributed over ranks.
-
-    `torch.distributed.checkpoint` saves this rank's pieces and loads them, and needs nothing else than the
-    three methods with underscores. Pieces are written as boxes of the whole tensor, so a checkpoint can be
-    read into whole tensors, or into other pieces.
+class ShardedValues(BoxedTensor):
+    """A tensor whose values are distributed over ranks, each of which has ranges in memory order.
 
     Attributes:
         pieces: One-dimensional tensors, this rank's values in memory order.
@@ -78,46 +71,16 @@ class ShardedValues(Tensor):
         own = sum(piece.numel() for piece in self.pieces)
         return f"ShardedValues({tuple(self.shape)}, {self.dtype}, {own} values on this rank)"
 
-    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
-        """Returns what this rank writes."""
-        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-
-        properties = TensorProperties(dtype=self.dtype)
-        return [
-            WriteItem(
-                MetadataIndex(fqn, chunk.offsets),
-                WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk, properties, self.shape),
-            )
-            for chunk in self.__create_chunk_list__()
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Returns the parts of the whole tensor that this rank has."""
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-
-        return [
-            ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box, _ in self._boxes()
-        ]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        """Returns one of these parts, which shares its memory with a piece."""
-        for box, flat in self._boxes():
-            if box.offsets == index.offset:
-                order = memory_order(self.shape, self.stride())
-                inverse = [order.index(dim) for dim in range(len(order))]
-                return flat.view([box.sizes[dim] for dim in order]).permute(inverse)
-        raise ValueError(f"[smdp] {index} is not on this rank, which has {self!r}.")
-
-    def _boxes(self) -> Iterator[tuple[Box, Tensor]]:
-        """Yields this rank's boxes and their values in memory order."""
+    def boxes(self) -> Iterator[tuple[Box, Tensor]]:
+        """Yields this rank's boxes, and views of their values."""
         order = memory_order(self.shape, self.stride())
+        inverse = [order.index(dim) for dim in range(len(order))]
         for place, flat in self._memory:
             begin = 0
             for box in boxes_of(self.shape, order, place.begin, place.end):
                 end = begin + torch.Size(box.sizes).numel()
-                yield box, _with_own_storage(flat, begin, end)
+                values = _with_own_storage(flat, begin, end)
+                yield box, values.view([box.sizes[dim] for dim in order]).permute(inverse)
                 begin = end
 
     @classmethod

@@ -30,6 +30,10 @@ class TensorAxis:
         self.number = next(_numbers)
         _axes[self.number] = self
 
+    def __deepcopy__(self, memo: object) -> TensorAxis:
+        """Returns the same axis, because a copy of a model is on the same ranks."""
+        return self
+
     @property
     def size(self) -> int:
         """The number of ranks along the axis."""

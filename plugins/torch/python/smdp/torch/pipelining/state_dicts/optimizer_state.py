@@ -8,7 +8,7 @@ group, because the members of a group differ between ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from smdp.torch.pipelining.state_dicts.state_entries import names_of
+
+Room: TypeAlias = "Callable[[Parameter, str, torch.Size, torch.dtype], Tensor]"
+"""Returns the tensor to fill, given a parameter and the key, shape and dtype of a part of its state."""
 
 # Keys of a group that are not hyperparameters.
 _MEMBERS = ("params", "param_names")
@@ -94,11 +97,17 @@ def load_named_state(
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
+def whole_room(parameter: Parameter, key: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Returns an uninitialized tensor for a part of a parameter's state."""
+    # AdamW's step counter stays on the host; load_state_dict moves tensors that belong elsewhere.
+    return torch.empty(size, dtype=dtype, device=parameter.device if len(size) > 0 else "cpu")
+
+
 def room_for_state(
     optimizer: Optimizer,
     names: Mapping[Parameter, str],
     saved: Mapping[str, tuple[torch.Size, torch.dtype] | None],
-    room: Callable[[Parameter, str, torch.Size, torch.dtype], Tensor] | None = None,
+    room: Room = whole_room,
 ) -> dict[str, Any]:
     """Returns uninitialized tensors for the state that a checkpoint holds of an optimizer's parameters.
 
@@ -106,8 +115,7 @@ def room_for_state(
         optimizer: The optimizer of this rank's parameters.
         names: The names of these parameters.
         saved: The flat keys of the checkpoint, with shape and dtype for tensors.
-        room: Returns the tensor to fill, given a parameter and the key, shape and dtype of a part of its
-            state. Default: a whole tensor.
+        room: Makes the tensors to fill. Default: whole tensors.
 
     Raises:
         ValueError: The checkpoint lacks a parameter of the optimizer, or has one of this rank that the
@@ -131,12 +139,8 @@ def room_for_state(
             described = saved[key]
             if described is None:
                 found[key] = None
-            elif room is not None:
-                found[key] = room(parameter, _parts(key)[2], *described)
             else:
-                # AdamW's step counter stays on the host; load_state_dict moves tensors that belong elsewhere.
-                device = parameter.device if len(described[0]) > 0 else "cpu"
-                found[key] = torch.empty(described[0], dtype=described[1], device=device)
+                found[key] = room(parameter, _parts(key)[2], *described)
         del by_name[name]
     if by_name:
         raise ValueError(

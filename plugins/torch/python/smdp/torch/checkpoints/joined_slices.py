@@ -1,0 +1,89 @@
+"""Whole tensors, each on one of the ranks that hold slices of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from smdp.torch.checkpoints.divided_values import slices_of, whole_shape
+from smdp.torch.mesh.cuts import cut_of
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.mesh.slices import Slices
+
+
+def owners_of(values: Mapping[str, Tensor], count: int) -> dict[str, int]:
+    """Distributes whole tensors over ranks so that their bytes are balanced. All ranks get the same result.
+
+    Args:
+        values: Tensors by name, with this rank's slices of those that are divided.
+        count: The number of ranks.
+
+    Returns:
+        The rank of each tensor by name, a position along the tensor axis.
+    """
+    held = [0] * count
+    found = {}
+    for name, value in values.items():
+        found[name] = held.index(min(held))
+        held[found[name]] += whole_bytes(value)
+    return found
+
+
+def whole_bytes(value: Tensor) -> int:
+    """Returns the number of bytes of a tensor in one process."""
+    return int(whole_shape(value).numel()) * int(value.element_size())
+
+
+def joined_slices(
+    values: Mapping[str, Tensor], owners: Mapping[str, int], mesh: ParallelMesh
+) -> dict[str, Tensor]:
+    """Sends each rank the slices of its tensors. Collective over the tensor axis.
+
+    Args:
+        values: Tensors by name, with this rank's slices of those that are divided.
+        owners: See `owners_of()`.
+        mesh: The ranks.
+
+    Returns:
+        The whole tensors of this rank by name, on the CPU. Those that are not divided share the memory of
+        `values`.
+    """
+    ranks, group = mesh.ranks("tp"), mesh.group("tp")
+    here = ranks.index(mesh.rank)
+    # A slice that several ranks hold is sent once.
+    sent = {
+        name: slices
+        for name, value in values.items()
+        if (slices := slices_of(value)) is not None and (cut := cut_of(value)) is not None and cut.is_counted
+    }
+    places: list[dict[str, Slices]] = [{}] * len(ranks)
+    dist.all_gather_object(places, sent, group=group)
+    found = {}
+    for name, value in values.items():
+        own, owner = value.detach().cpu(), owners[name]
+        if all(name not in each for each in places):
+            if owner == here:
+                found[name] = own
+        elif owner != here:
+            if name in sent:
+                dist.send(own.contiguous(), ranks[owner], group=group)
+        else:
+            whole = torch.empty(whole_shape(value), dtype=own.dtype)
+            for sender, rank in enumerate(ranks):
+                slices = places[sender].get(name)
+                if slices is None:
+                    continue
+                part = own
+                if sender != here:
+                    part = torch.empty(_part_shape(slices), dtype=own.dtype)
+                    dist.recv(part, rank, group=group)
+                slices.put(part, whole)
+            found[name] = whole
+    return found
+
+
+def _part_shape(slices: Slices) -> tuple[int, ...]:
+    return (*slices.shape[: slices.dim], slices.length, *slices.shape[slices.dim + 1 :])

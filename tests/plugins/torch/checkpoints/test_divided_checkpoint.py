@@ -1,0 +1,193 @@
+"""Checkpoints of divided models: any number of slices and replicas goes on with the same bits."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from divided_models import PLAN, VOCABULARY, Model, loss_of, own_part
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch_spawn import run
+
+import smdp.torch
+from smdp.torch.checkpoints import checkpoint
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def whole() -> Model:
+    torch.manual_seed(0)
+    return Model(tied=True, key_heads=2)
+
+
+def made(degree: int, *, is_sharded: bool = False, has_replicas: bool = True) -> tuple[nn.Module, Optimizer]:
+    model: nn.Module = whole()
+    if degree > 1:
+        smdp.torch.tensor_parallel(model, degree, PLAN)
+    if has_replicas:
+        model = smdp.torch.DistributedDataParallel(model)
+    plain = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, smdp.torch.ShardedOptimizer(plain, model) if is_sharded else plain  # type: ignore[arg-type]
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        tokens = torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(step))
+        loss_of(model, tokens).backward()
+        optimizer.step()
+
+
+def read_alone(folder: Path) -> dict[str, Tensor]:
+    """What torch reads without smdp into a whole model and its optimizer's state."""
+    model = whole()
+    found = {f"model.{name}": value for name, value in model.state_dict().items() if name != "head.weight"}
+    for name, parameter in model.named_parameters():
+        found |= {f"optimizer.state.{name}.{key}": torch.zeros_like(parameter) for key in MOMENTS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that this is a single process
+        dcp.load(found, checkpoint_id=folder, no_dist=True)
+    return found
+
+
+def check(model: nn.Module, optimizer: Optimizer, expected: dict[str, Tensor]) -> None:
+    """Every rank's part has the bits of the whole."""
+    for name, parameter in getattr(model, "module", model).named_parameters():
+        assert torch.equal(parameter, own_part(expected[f"model.{name}"], parameter)), name
+        for key in MOMENTS if parameter in optimizer.state else ():
+            part = own_part(expected[f"optimizer.state.{name}.{key}"], parameter)
+            assert torch.equal(optimizer.state[parameter][key], part), (name, key)
+
+
+def changes_the_layout() -> None:
+    """From two slices of two replicas to four slices, to four replicas, and back to two by two."""
+    folder = Path(os.environ["SAVE"])
+    first, first_optimizer = made(2)
+    train(first, first_optimizer, range(2))
+    checkpoint.save(folder / "plain", first, first_optimizer)
+    expected = read_alone(folder / "plain")
+    assert expected["model.blocks.0.key.weight"].any()
+    assert expected["optimizer.state.embedding.weight.exp_avg"].any()
+    check(first, first_optimizer, expected)
+
+    sharded, its_optimizer = made(2, is_sharded=True)
+    train(sharded, its_optimizer, range(2))
+    checkpoint.save(folder / "two", sharded, its_optimizer)
+    check(sharded, first_optimizer, read_alone(folder / "two"))
+
+    last = folder / "two"
+    for number, (degree, options) in enumerate(
+        [(4, {"has_replicas": False}), (4, {"is_sharded": True}), (1, {"is_sharded": True}), (1, {}), (2, {})]
+    ):
+        model, optimizer = made(degree, **options)
+        checkpoint.load(last, model, optimizer)
+        check(model, optimizer, expected)
+        last = folder / str(number)
+        checkpoint.save(last, model, optimizer)
+        for key, value in read_alone(last).items():
+            assert torch.equal(value, expected[key]), (number, key)
+
+    again, optimizer = made(2, is_sharded=True)
+    checkpoint.load(last, again, optimizer)
+    for each in ((first, first_optimizer), (again, optimizer)):
+        train(*each, range(2, 4))
+    assert all(map(torch.equal, again.parameters(), first.parameters()))
+
+
+def refuses() -> None:
+    folder = Path(os.environ["SAVE"])
+    model, _ = made(2)
+    factored = torch.optim.Adafactor(model.parameters())
+    train(model, factored, range(1))
+    with pytest.raises(ValueError, match=r"has shape \[\d+, 1\], and parameter '.*' has shape .* is divided"):
+        checkpoint.save(folder / "factored", model, factored)
+    for width in (32, 28):
+        other = nn.ModuleDict({"head": nn.Linear(width, 8)})
+        smdp.torch.tensor_parallel(other, 4, {"head": "rowwise"})
+        if width == 32:
+            checkpoint.save(folder / "other", other)
+    with pytest.raises(ValueError, match=r"'head.weight' is float32\[8, 32\] in .* float32\[8, 28\] in the"):
+        checkpoint.load(folder / "other", other)
+
+
+def takes_whole_states() -> None:
+    """A divided model loads the state dict of a whole one, and keeps its cuts."""
+    plain, other = whole(), whole()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    model = smdp.torch.tensor_parallel(plain, 4, PLAN)
+    for assign in (False, True):
+        model.load_state_dict(copy.deepcopy(other.state_dict()), assign=assign)
+        for name, parameter in other.named_parameters():
+            own = model.get_parameter(name)
+            assert torch.equal(own, own_part(parameter, own)), name
+        assert model.head.weight.shape[0] < VOCABULARY
+        own_state = model.state_dict()
+        model.load_state_dict(own_state)
+        assert all(map(torch.equal, own_state.values(), model.state_dict().values()))
+
+
+def all_of_it() -> None:
+    changes_the_layout()
+    refuses()
+    takes_whole_states()
+
+
+def test_divided_checkpoints(tmp_path: Path) -> None:
+    run(all_of_it, 4, env={"SAVE": str(tmp_path)})
+
+
+def language_models() -> list[Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "vocab_size": 31}
+    torch.manual_seed(0)
+    return [
+        LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, intermediate_size=32)),
+        GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=16, vocab_size=31, n_positions=16)),
+    ]
+
+
+def writes_safetensors() -> None:
+    """A plain process reads the files, and any number of slices reads theirs."""
+    folder = Path(os.environ["SAVE"])
+    for number, alone in enumerate(language_models()):
+        for degree in (2, 4):
+            saved = folder / f"{number} {degree}"
+            model = smdp.torch.tensor_parallel(copy.deepcopy(alone), degree)
+            checkpoint.save_safetensors(saved, model)
+            if dist.get_rank() == 0:
+                alone.config.save_pretrained(saved)
+            dist.barrier()
+            read = type(alone).from_pretrained(saved)
+            for name, value in alone.state_dict().items():
+                assert torch.equal(value, read.state_dict()[name]), name
+            assert len(list(saved.glob("*.safetensors"))) == degree
+        for degree in (4, 2):
+            model = language_models()[number]
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            smdp.torch.tensor_parallel(model, degree)
+            checkpoint.load_safetensors(folder / f"{number} 2", model)
+            for name, parameter in alone.named_parameters():
+                own = model.get_parameter(name)
+                assert torch.equal(own, own_part(parameter, own)), name
+        wrapped = smdp.torch.DistributedDataParallel(language_models()[number])
+        checkpoint.save_safetensors(folder / f"{number} whole", wrapped)
+        checkpoint.load_safetensors(folder / f"{number} whole", model)
+
+
+def test_divided_safetensors(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("safetensors")
+    run(writes_safetensors, 4, env={"SAVE": str(tmp_path)})
