@@ -17,6 +17,7 @@ from smdp.torch.tensor_parallelism.families.divisions import per_rank
 from smdp.torch.tensor_parallelism.families.rules import RULES
 from smdp.torch.tensor_parallelism.layers.linear import is_linear
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
+from smdp.torch.tensor_parallelism.preconditions import check_degree, check_plan
 from smdp.torch.tensor_parallelism.words import WORDS, action_of
 
 
@@ -31,8 +32,10 @@ def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> Ten
     Raises:
         ValueError: The plan is not valid, or there is none for this model.
     """
-    if isinstance(plan, str) and plan != "auto":
-        raise ValueError(f'[smdp] tensor_parallel: plan = {plan!r} is not valid. Use "auto" or a dict.')
+    check_degree(degree)
+    check_plan(plan)
+    if degree == 1 and plan == "auto":
+        return TensorParallelPlan(type(model).__name__, 1, "a degree of 1")
     actions: dict[str, Action] = {}
     if not isinstance(plan, str):
         source = "the plan that was passed"

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
+from smdp.torch.tensor_parallelism.preconditions import (
+    check_degree,
+    check_model,
+    check_same,
+    check_world,
+    shapes_of,
+)
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 M = TypeVar("M", bound=nn.Module)
@@ -41,23 +48,32 @@ def tensor_parallel(
 
     Raises:
         ValueError: The model cannot be divided; the message suggests a fix. It is left unchanged.
+        RuntimeError: Another rank raised such an error; the message names it.
     """
-    if any(cut_of(parameter) is not None for parameter in model.parameters()):
-        raise ValueError("[smdp] tensor_parallel: this model has already been divided. Build a new model.")
-    found = plan_of(model, degree, plan)
-    found.check(model)
+    if not dist.is_initialized():
+        check_degree(degree)
+        if degree == 1:
+            return model
+        check_world(degree, mesh)
+    plans: list[TensorParallelPlan] = []
+
+    def prepare() -> tuple[str, dict[str, tuple[int, ...]]]:
+        check_degree(degree)
+        check_world(degree, mesh)
+        check_model(model)
+        plans.append(plan_of(model, degree, plan))
+        plans[0].check(model)
+        return str(plans[0]), shapes_of(model)
+
+    # An error on one rank is raised on all, so that no rank waits for another one.
+    check_same(on_every_rank(prepare))
+    if degree == 1:
+        return model
     mesh = mesh or ParallelMesh.of_world(tp=degree)
-    plans = on_every_rank(lambda: str(found))
-    if any(other != plans[0] for other in plans):
-        rank = next(rank for rank, other in enumerate(plans) if other != plans[0])
-        raise ValueError(
-            f"[smdp] tensor_parallel: rank {rank} has another plan than rank 0. Pass the same model, degree"
-            f" and plan on all ranks. Rank 0:\n{plans[0]}\nRank {rank}:\n{plans[rank]}"
-        )
     mesh.make_for_steps("tp", "rdp")
     axis = TensorAxis(mesh)
     with torch.no_grad():
-        found.apply(model, axis)
+        plans[0].apply(model, axis)
     return model
 
 

@@ -27,8 +27,8 @@ class Block:
         if self.length % self.units != 0:
             return f"{self.length} is not a multiple of {self.units}"
         if self.units % size != 0 and size % self.units != 0:
-            fits = [str(number) for number in range(2, self.units + 1) if self.units % number == 0]
-            return f"{counted(self.units, 'unit')} cannot be divided; degrees that fit: {', '.join(fits)}"
+            what = "unit" if self.units == self.length else "head"
+            return f"{counted(self.units, what)} cannot be divided evenly"
         return None
 
     def range_of(self, rank: int, size: int) -> tuple[int, int]:
@@ -51,7 +51,9 @@ def ranges_of(blocks: Sequence[Block], rank: int, size: int) -> list[tuple[int, 
     return found
 
 
-def problem_of(blocks: Sequence[Block], length: int, size: int, what: str) -> str | None:
+def problem_of(
+    blocks: Sequence[Block], length: int, size: int, what: str, *, may_share: bool = False
+) -> str | None:
     """Returns why a layer cannot be divided into blocks over `size` ranks, or None.
 
     Args:
@@ -59,6 +61,7 @@ def problem_of(blocks: Sequence[Block], length: int, size: int, what: str) -> st
         length: The number of the layer's inputs or outputs.
         size: The number of ranks.
         what: "inputs" or "outputs", for the message.
+        may_share: Whether several ranks may hold the same unit.
     """
     if sum(block.length for block in blocks) != length:
         return f"it has {length} {what}, and the plan divides {sum(block.length for block in blocks)}"
@@ -66,6 +69,8 @@ def problem_of(blocks: Sequence[Block], length: int, size: int, what: str) -> st
         problem = block.problem(size)
         if problem is not None:
             return f"its {length} {what}: {problem}"
+        if block.units < size and not may_share:
+            return f"its {length} {what}: {counted(block.units, 'head')} for {size} ranks"
     return None
 
 

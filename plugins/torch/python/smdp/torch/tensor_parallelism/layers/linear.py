@@ -71,6 +71,22 @@ def is_linear(module: nn.Module) -> bool:
     return is_conv or (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward)
 
 
+def linear_problem(module: nn.Module) -> str | None:
+    """Returns why a module is not a linear layer that can be divided, or None if it is one."""
+    kind = type(module).__name__
+    if not is_linear(module):
+        is_changed = isinstance(module, nn.Linear)
+        return f"a {kind} {'has another forward() than Linear' if is_changed else 'is not a linear layer'}"
+    if kind == "NonDynamicallyQuantizableLinear":
+        return "the attention around it reads its weight without calling it"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed from other parameters"
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}, not a plain parameter"
+    return None
+
+
 def outputs_of(module: nn.Module) -> int:
     """Returns the number of outputs of a linear layer."""
     return int(_weight(module).shape[_output_dim(module)])
