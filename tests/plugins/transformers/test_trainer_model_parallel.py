@@ -238,7 +238,7 @@ def of_divided_layers() -> Any:
     os.environ["STAGES"], os.environ["TENSOR"] = "1", "2"
     names = ("smoothed", "recomputed", "with_own_loss", "in_bf16", "in_fp16")
     ways = {"gpt2": gpt2, "llama": llama, **{name: WAYS[name] for name in names}}
-    return {"trained": {name: mp.numbers(way()) for name, way in ways.items()}}
+    return {"trained": {name: mp.numbers(way()) for name, way in ways.items()}, "evaluated": evaluated()}
 
 
 def of_four_ranks() -> Any:
@@ -290,6 +290,7 @@ def test_two_stages(alone: Any) -> None:
 def test_divided_layers(alone: Any) -> None:
     first, second = run(of_divided_layers, 2, timeout=200)
     check(first["trained"], alone["trained"])
+    check_evaluation(first["evaluated"], alone["evaluated"], 1e-5)
     assert second == first
 
 
