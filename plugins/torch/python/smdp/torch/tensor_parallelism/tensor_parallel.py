@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from smdp._shown import counted
+from smdp.torch.initialization.delayed_initialization import materialize, record_initialization
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.tensor_parallelism.earlier_uses import check_earlier_uses
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
+from smdp.torch.tensor_parallelism.same_forwards import SameForwards
+from smdp.torch.tensor_parallelism.same_values import take_same_values
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 M = TypeVar("M", bound=nn.Module)
@@ -30,6 +36,13 @@ def tensor_parallel(
     Every rank of the job must call it with the same model. Consecutive ranks share a model. A job with
     k x `degree` ranks has k data-parallel replicas.
 
+    Ranks that share a model start with the values of the first of them, and later take its random state in
+    each forward. They must read the same batches, which is checked in the first forward. A model that was
+    built in `delayed_initialization()` gets the values of this rank's slices, one tensor after another.
+
+    An optimizer that was made before keeps working if it has not stepped yet and the model has memory.
+    `DistributedDataParallel` goes around the divided model.
+
     Args:
         model: The model.
         degree: The number of ranks that share a model.
@@ -42,23 +55,100 @@ def tensor_parallel(
     Raises:
         ValueError: The model cannot be divided; the message suggests a fix. It is left unchanged.
     """
-    if any(cut_of(parameter) is not None for parameter in model.parameters()):
-        raise ValueError("[smdp] tensor_parallel: this model has already been divided. Build a new model.")
-    found = plan_of(model, degree, plan)
-    found.check(model)
-    mesh = mesh or ParallelMesh.of_world(tp=degree)
-    plans = on_every_rank(lambda: str(found))
+    _check_world(degree, mesh)
+    found = agreed_plan(model, degree, plan)
+    axis = divide_model(model, found, mesh or ParallelMesh.of_world(tp=degree))
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        materialize(model, lambda name: True)
+    model.register_forward_pre_hook(SameForwards(axis), with_kwargs=True)
+    return model
+
+
+def agreed_plan(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> TensorParallelPlan:
+    """Returns the plan of a model, after checks that it can be applied. Collective over all ranks of the job.
+
+    Raises:
+        ValueError: The model cannot be divided, or the ranks have different plans. Nothing is changed.
+        RuntimeError: The model cannot be divided on another rank.
+    """
+
+    def checked() -> str:
+        if any(cut_of(parameter) is not None for parameter in model.parameters()):
+            raise ValueError(
+                "[smdp] tensor_parallel: this model has already been divided. Build a new model."
+            )
+        found = plan_of(model, degree, plan)
+        found.check(model)
+        check_earlier_uses(
+            {
+                f"{name}.{own}" if name else own: parameter
+                for name in found.actions
+                for own, parameter in model.get_submodule(name).named_parameters(recurse=False)
+            }
+        )
+        made.append(found)
+        return str(found)
+
+    made: list[TensorParallelPlan] = []
+    plans = on_every_rank(checked)
     if any(other != plans[0] for other in plans):
         rank = next(rank for rank, other in enumerate(plans) if other != plans[0])
         raise ValueError(
             f"[smdp] tensor_parallel: rank {rank} has another plan than rank 0. Pass the same model, degree"
             f" and plan on all ranks. Rank 0:\n{plans[0]}\nRank {rank}:\n{plans[rank]}"
         )
+    return made[0]
+
+
+def divide_model(model: nn.Module, plan: TensorParallelPlan, mesh: ParallelMesh) -> TensorAxis:
+    """Applies a plan to a model. Collective over all ranks of the job.
+
+    Parameters without memory stay as they are. `materialize()` then computes this rank's slices of them.
+
+    Returns:
+        The ranks that hold the slices.
+
+    Raises:
+        ValueError: The ranks have built the model with different seeds, without memory.
+        smdp.SmdpError: The values of a parameter without memory are unknown. The model is left unchanged.
+    """
+    record_initialization(model)
     mesh.make_for_steps("tp", "rdp")
     axis = TensorAxis(mesh)
+    take_same_values(model, axis)
     with torch.no_grad():
-        found.apply(model, axis)
-    return model
+        plan.apply(model, axis)
+    return axis
+
+
+def _check_world(degree: int, mesh: ParallelMesh | None) -> None:
+    """Checks that the ranks of the job can share models.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+        raise ValueError(
+            f"[smdp] tensor_parallel: degree is {degree!r}; expected the number of ranks that share a model,"
+            " at least 1."
+        )
+    if not dist.is_initialized():
+        raise ValueError(
+            '[smdp] tensor_parallel() needs torch.distributed. Call dist.init_process_group("smdp"), and'
+            f" start {counted(degree, 'process')}, for example with `smdp run -n {degree} script.py`."
+        )
+    world = dist.get_world_size()
+    if mesh is None and world % degree:
+        fits = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
+        raise ValueError(
+            f"[smdp] tensor_parallel: degree is {degree}, but {counted(world, 'rank')} cannot be divided into"
+            f" groups of {degree}. Start a multiple of {degree}, or use one of the degrees {fits}."
+        )
+    if mesh is not None and mesh.placement.tensor != degree:
+        raise ValueError(
+            f"[smdp] tensor_parallel: degree is {degree}, but the mesh has"
+            f" {counted(mesh.placement.tensor, 'rank')} along its tensor axis. Pass the same number to both."
+        )
 
 
 def tensor_parallel_plan(
