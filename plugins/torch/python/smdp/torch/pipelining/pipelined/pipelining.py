@@ -18,7 +18,7 @@ from smdp.torch.pipelining.tensors.slicing import cut
 from smdp.torch.pipelining.units.pinning import pinned
 from smdp.torch.pipelining.units.wording import Wording
 from smdp.torch.tensor_parallelism.divided_model import axis_of_model, join_mesh
-from smdp.torch.tensor_parallelism.tensor_parallel import tensor_parallel
+from smdp.torch.tensor_parallelism.tensor_parallel import agreed_plan, divide_model
 
 # By class name, so that a wrapper's package need not be imported to recognize it.
 _WRAPPERS = {
@@ -157,7 +157,7 @@ def pipeline_of(
     if axis is not None:
         join_mesh(model, mesh)
     elif tensor > 1:
-        tensor_parallel(model, tensor, mesh=mesh)
+        divide_model(model, agreed_plan(model, tensor, "auto", mesh), mesh)
     return split_over_ranks(model, mesh, options, example, assign, loss_fn=weighed_loss)
 
 
