@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from smdp.torch.mesh.slices import even
 from smdp.torch.tensor_parallelism.functions import gather_from_ranks
 from smdp.torch.tensor_parallelism.layers.vocabulary_loss import vocabulary_cross_entropy
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
@@ -84,6 +85,18 @@ def _elementwise(func: Callable[..., Tensor], logits: SplitLogits, *args: Any, *
     return _like(logits, func(logits.part, *args, **kwargs))
 
 
+def _added(func: Callable[..., Tensor], logits: SplitLogits, other: Any, **kwargs: Any) -> Any:
+    if not isinstance(other, Tensor) or other.ndim == 0:
+        return _elementwise(func, logits, other, **kwargs)
+    # A constant for each token, such as BART's bias. A sum with other shapes would not fit the slice.
+    fits = other.ndim <= logits.ndim and other.shape[-1] == logits.shape[-1] == other.numel()
+    if other.requires_grad or isinstance(other, SplitLogits) or not fits:
+        return NotImplemented
+    axis = logits.tensor_axis
+    begin, end = even(logits.shape[-1], axis.rank, axis.size)
+    return _like(logits, func(logits.part, other[..., begin:end], **kwargs))
+
+
 def _viewed(func: Callable[..., Tensor], logits: SplitLogits, *sizes: Any, **kwargs: Any) -> Any:
     shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else sizes
     if kwargs or not shape or not all(isinstance(size, int) for size in shape):
@@ -155,6 +168,7 @@ _ELEMENTWISE += [
 _ELEMENTWISE += [Tensor.neg, torch.neg, Tensor.true_divide, Tensor.__neg__]
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _added),
     Tensor.view: _viewed,
     Tensor.reshape: _viewed,
     Tensor.__getitem__: _indexed,
