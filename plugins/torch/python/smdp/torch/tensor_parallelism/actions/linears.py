@@ -44,12 +44,10 @@ class Columns:
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
         """Divides the module."""
         blocks = self._blocks(module)
-        is_shared = any(block.units < axis.size for block in blocks)
         ranges = ranges_of(blocks, axis.rank, axis.size)
-        sharers = axis.size // blocks[0].units if is_shared else 1
-        is_first = axis.rank % sharers == 0
-        cut_outputs(module, ranges, axis, gathers=self.gathers, is_counted=is_first)
-        if is_shared:
+        is_counted = tuple(block.is_first(axis.rank, axis.size) for block in blocks)
+        cut_outputs(module, ranges, axis, gathers=self.gathers, is_counted=is_counted)
+        if any(block.repeats(axis.size) for block in blocks):
             sum_gradients(module, axis)
 
     def describe(self, size: int) -> str:

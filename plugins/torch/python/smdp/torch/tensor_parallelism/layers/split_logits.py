@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from smdp.torch.mesh.slices import even
 from smdp.torch.tensor_parallelism.functions import gather_from_ranks
 from smdp.torch.tensor_parallelism.layers.vocabulary_loss import vocabulary_cross_entropy
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
@@ -86,6 +87,18 @@ def _elementwise(func: Callable[..., Tensor], logits: SplitLogits, *args: Any, *
     if any(isinstance(each, Tensor) and each.ndim > 0 for each in (*args, *kwargs.values())):
         return NotImplemented
     return _like(logits, func(logits.part, *args, **kwargs))
+
+
+def _added(func: Callable[..., Tensor], logits: SplitLogits, other: Any, **kwargs: Any) -> Any:
+    if not isinstance(other, Tensor) or other.ndim == 0:
+        return _elementwise(func, logits, other, **kwargs)
+    # A constant for each token, such as BART's bias. A sum with other shapes would not fit the slice.
+    fits = other.ndim <= logits.ndim and other.shape[-1] == logits.shape[-1] == other.numel()
+    if other.requires_grad or isinstance(other, SplitLogits) or not fits:
+        return NotImplemented
+    axis = logits.tensor_axis
+    begin, end = even(logits.shape[-1], axis.rank, axis.size)
+    return _like(logits, func(logits.part, other[..., begin:end], **kwargs))
 
 
 def _viewed(func: Callable[..., Tensor], logits: SplitLogits, *sizes: Any, **kwargs: Any) -> Any:
@@ -174,6 +187,7 @@ _ELEMENTWISE += [
 _ELEMENTWISE += [torch.ones_like, Tensor.neg, torch.neg, Tensor.true_divide, Tensor.__neg__]
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _added),
     Tensor.view: _viewed,
     Tensor.reshape: _viewed,
     Tensor.view_as: _viewed_as,
