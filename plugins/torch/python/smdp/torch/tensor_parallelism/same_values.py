@@ -62,6 +62,8 @@ def _digest(tensor: Tensor) -> str:
     tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        tensor = tensor.view(torch.uint8)
     if tensor.numel() < 4096:
         flat = tensor.contiguous().flatten().view(torch.uint8).cpu()
         return hashlib.sha256(flat.numpy().tobytes()).hexdigest()

@@ -6,6 +6,7 @@ import threading
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from smdp.torch.tensor_parallelism.functions import copy_to_ranks
@@ -29,6 +30,8 @@ def shared_input(tensor: Tensor, axis: TensorAxis) -> Tensor:
     Layers that are called one after another with the same tensor, such as query, key and value, share one
     copy, so that backward sums their gradients first and then over the ranks, in one collective.
     """
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
+        return tensor  # tensors of torch.inference_mode() have no version
     key = (axis.number, tensor._version)
     if _last.key == key and _last.source is not None and _last.source() is tensor:
         copy = _last.copy() if _last.copy is not None else None

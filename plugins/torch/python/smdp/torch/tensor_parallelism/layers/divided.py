@@ -13,6 +13,8 @@ from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 M = TypeVar("M", bound=nn.Module)
 
+_CUTS = "_smdp_cuts"
+
 
 class Divided(nn.Module):
     """Base class of modules that hold a slice of a layer.
@@ -21,39 +23,47 @@ class Divided(nn.Module):
 
     Attributes:
         tensor_axis: The ranks that hold the slices.
-        tensor_cuts: How the module's own parameters are cut, by name.
     """
 
     tensor_axis: TensorAxis
-    tensor_cuts: dict[str, Cut]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state of a copy, with the cuts, because torch copies parameters without their marks."""
+        return {**self.__dict__, _CUTS: self._cuts()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores a copy. torch copies parameters without their marks."""
+        """Restores a copy."""
+        cuts = state.pop(_CUTS)
         super().__setstate__(state)
-        self._mark()
+        self._mark(cuts)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Converts the parameters, which may replace them."""
+        cuts = self._cuts()
         found = super()._apply(fn, recurse)
-        self._mark()
+        self._mark(cuts)
         return found
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Loads this rank's slices, which may be given as whole tensors."""
-        for name, cut in self.tensor_cuts.items():
+        cuts = self._cuts()
+        for name, cut in cuts.items():
             given, own = state_dict.get(prefix + name), self._parameters[name]
             if cut.slices is None or own is None or not isinstance(given, Tensor):
                 continue
             if given.shape == cut.slices.shape and given.shape != own.shape:
                 state_dict[prefix + name] = cut.slices.take(given)
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._mark()  # with assign=True, the parameters are new
+        self._mark(cuts)  # with assign=True, the parameters are new
 
-    def _mark(self) -> None:
-        for name, cut in self.tensor_cuts.items():
-            parameter = self._parameters[name]
-            if parameter is not None:
-                mark_cut(parameter, cut)
+    def _cuts(self) -> dict[str, Cut]:
+        """Returns how the module's own parameters are cut, by name."""
+        own = ((name, one) for name, one in self._parameters.items() if one is not None)
+        return {name: cut for name, one in own if (cut := cut_of(one)) is not None}
+
+    def _mark(self, cuts: dict[str, Cut]) -> None:
+        for name, cut in cuts.items():
+            mark_cut(cast("Tensor", self._parameters[name]), cut)
 
     def extra_repr(self) -> str:
         """Returns the description of the whole layer, and the number of ranks."""
@@ -69,8 +79,6 @@ def divide(module: nn.Module, kind: type[M], axis: TensorAxis, **options: Any) -
     target: Any = kind
     changed.__class__ = _derived(target, changed.__class__)
     changed.tensor_axis = axis
-    own = ((name, each) for name, each in module._parameters.items() if each is not None)
-    changed.tensor_cuts = {name: cut for name, each in own if (cut := cut_of(each)) is not None}
     for name, value in options.items():
         setattr(changed, name, value)
     return cast("M", changed)
