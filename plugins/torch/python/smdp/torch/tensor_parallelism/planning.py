@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from torch import nn
@@ -13,12 +14,16 @@ from smdp.torch.tensor_parallelism.actions.action import Action
 from smdp.torch.tensor_parallelism.actions.embeddings import Vocabulary
 from smdp.torch.tensor_parallelism.actions.linears import Head
 from smdp.torch.tensor_parallelism.actions.whole_modules import Region
+from smdp.torch.tensor_parallelism.derivation.derive import derive
 from smdp.torch.tensor_parallelism.families.divisions import per_rank
 from smdp.torch.tensor_parallelism.families.rules import RULES
 from smdp.torch.tensor_parallelism.layers.linear import is_linear
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.preconditions import check_degree, check_plan
 from smdp.torch.tensor_parallelism.words import WORDS, action_of
+
+# Of layers, in the error that there is no plan.
+_MOST_REASONS = 6
 
 
 def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> TensorParallelPlan:
@@ -37,6 +42,8 @@ def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> Ten
     if degree == 1 and plan == "auto":
         return TensorParallelPlan(type(model).__name__, 1, "a degree of 1")
     actions: dict[str, Action] = {}
+    reasons: dict[str, str] = {}
+    default = "no rule divides it"
     if not isinstance(plan, str):
         source = "the plan that was passed"
         actions.update(_by_words(model, degree, plan))
@@ -48,13 +55,20 @@ def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> Ten
             source = f"the plan of {type(model).__name__}"
             actions.update(_by_words(model, degree, own))
         if not actions:
+            source = "trials of its layers"
+            derived = derive(model, degree, _head(model))
+            actions.update(derived.actions)
+            reasons, default = derived.reasons, "only linear layers are divided"
+        if not actions:
+            lines = [f"\n  {name}: {reason}" for name, reason in islice(reasons.items(), _MOST_REASONS)]
             raise ValueError(
-                f"[smdp] tensor_parallel: there is no plan for {type(model).__name__}. Pass one, for example"
-                ' plan={"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
+                f"[smdp] tensor_parallel: there is no plan for {type(model).__name__} and {degree} ranks."
+                ' Pass one, for example plan={"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
+                f"{''.join([' None was derived:', *lines] if lines else [])}"
             )
         actions.update(_ends(model, actions))
     whole = {
-        name: "no rule divides it"
+        name: reasons.get(name, default)
         for name, module in model.named_modules()
         if name not in actions and next(module.parameters(recurse=False), None) is not None
     }
