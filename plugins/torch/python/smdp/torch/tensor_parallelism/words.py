@@ -63,4 +63,7 @@ def action_of(word: str, module: nn.Module, parent: nn.Module, *, is_head: bool)
 def _blocks(length: int, head_dim: Any, count: int) -> tuple[Block, ...]:
     each = length // count
     is_heads = count == 1 and isinstance(head_dim, int) and head_dim > 0 and each % head_dim == 0
-    return (Block(each, each // head_dim if is_heads else each),) * count
+    if not is_heads:
+        return (Block(each, each),) * count
+    # Keys and values may be on several ranks. If queries were, the layer behind attention would not fit.
+    return (Block(each, each // head_dim, may_repeat=True),) * count

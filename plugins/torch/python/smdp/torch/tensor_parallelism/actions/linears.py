@@ -36,20 +36,18 @@ class Columns:
         problem = linear_problem(module)
         if problem is not None:
             return problem
-        # Ranks may share key and value heads. A joined result would repeat them, and norms, which count a
-        # parameter by rank, would count other blocks of the same layer wrongly.
-        may_share = self.blocks is not None and len(self.blocks) == 1 and not self.gathers
-        return problem_of(self._blocks(module), outputs_of(module), size, "outputs", may_share=may_share)
+        # A joined result would repeat what several ranks hold.
+        return problem_of(
+            self._blocks(module), outputs_of(module), size, "outputs", may_repeat=not self.gathers
+        )
 
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
         """Divides the module."""
         blocks = self._blocks(module)
-        is_shared = any(block.units < axis.size for block in blocks)
         ranges = ranges_of(blocks, axis.rank, axis.size)
-        sharers = axis.size // blocks[0].units if is_shared else 1
-        is_first = axis.rank % sharers == 0
-        cut_outputs(module, ranges, axis, gathers=self.gathers, is_counted=is_first)
-        if is_shared:
+        is_counted = tuple(block.is_first(axis.rank, axis.size) for block in blocks)
+        cut_outputs(module, ranges, axis, gathers=self.gathers, is_counted=is_counted)
+        if any(block.repeats(axis.size) for block in blocks):
             sum_gradients(module, axis)
 
     def describe(self, size: int) -> str:

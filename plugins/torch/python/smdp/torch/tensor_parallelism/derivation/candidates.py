@@ -99,7 +99,7 @@ def _columns(
     if heads is not None:
         width = inner // heads
         fewer = {
-            name: Columns((Block(outputs_of(layer), outputs_of(layer) // width),))
+            name: Columns((Block(outputs_of(layer), outputs_of(layer) // width, may_repeat=True),))
             for name, layer in others.items()
             if outputs_of(layer) <= inner and outputs_of(layer) % width == 0
         }
@@ -122,7 +122,7 @@ def _columns(
         if heads is not None and inner < outputs < 3 * inner:
             rest, width = outputs - inner, inner // heads
             if rest % (2 * width) == 0:
-                keys = Block(rest // 2, rest // 2 // width)
+                keys = Block(rest // 2, rest // 2 // width, may_repeat=True)
                 yield {name: Columns((block, keys, keys))}
 
 
