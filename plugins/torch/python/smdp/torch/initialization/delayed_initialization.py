@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smdp._errors import SmdpError
 from smdp.torch.initialization.tape import Tape, tape_of
 from smdp.torch.initialization.windows import Window
+from smdp.torch.mesh.cuts import cut_of
+from smdp.torch.mesh.slices import Slices
 
 _active = threading.local()
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -56,9 +59,11 @@ def materialize(
     """Computes the values of owned parameters and of all buffers. Other parameters become meta tensors.
 
     The model may have been built in `delayed_initialization()`, on `torch.device("meta")`, or with real
-    parameters. For a model on the meta device, this calls transformers' `initialize_weights()`, or each
-    module's `reset_parameters()` in module order, with the default generator. It may be called again with
-    more names. Parameters become new objects and stay shared, so create the optimizer afterwards.
+    parameters; see `record_initialization()` for the meta device. It may be called again with more names.
+    Parameters become new objects and stay shared, so create the optimizer afterwards.
+
+    Of a parameter that has a mark of its slices (`mesh/cuts.py`), only the slices stay in memory. At most one
+    whole tensor of these is in memory at a time, if the initialization finishes one before the next.
 
     Args:
         model: The model, which is changed in place.
@@ -68,8 +73,7 @@ def materialize(
     Raises:
         smdp.SmdpError: The initialization of a parameter is unknown. The message names the parameter.
     """
-    if any(tensor.is_meta and tape_of(tensor) is None for _, tensor in _tensors(model)):
-        _record_resets(model)
+    record_initialization(model)
     owned = {
         id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False) if is_owned(name)
     }
@@ -172,8 +176,17 @@ def _recording(tape: Tape) -> Iterator[None]:
         tape.forget_draws()
 
 
-def _record_resets(model: nn.Module) -> None:
-    """Records the initialization of a model on the meta device by calling its reset methods."""
+def record_initialization(model: nn.Module) -> None:
+    """Records how a model on the meta device is initialized, unless this is known or the model has memory.
+
+    This calls transformers' `initialize_weights()`, or each module's `reset_parameters()` in module order,
+    with the default generator. Call it before modules are divided, because they then have other sizes.
+
+    Raises:
+        smdp.SmdpError: The initialization of a parameter is unknown. The message names the parameter.
+    """
+    if all(tape_of(tensor) is not None for _, tensor in _tensors(model) if tensor.is_meta):
+        return
     for name, tensor in _tensors(model):
         if tape_of(tensor) is not None:
             raise SmdpError(
@@ -195,6 +208,17 @@ def _record_resets(model: nn.Module) -> None:
                 f"[smdp] {name} is on the meta device, and no method that can be called again initializes it."
                 " Build the model in smdp.torch.delayed_initialization() instead."
             )
+
+
+def random_trace(model: nn.Module) -> str:
+    """Returns a text that differs if the recorded initializations draw other random numbers."""
+    tapes = dict.fromkeys(filter(None, (tape_of(tensor) for _, tensor in _tensors(model))))
+    digest = hashlib.sha256()
+    for tape in tapes:
+        for operation in tape.operations:
+            if operation.state is not None:
+                digest.update(operation.state.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _reset(module: nn.Module, name: str) -> None:
@@ -221,19 +245,32 @@ def _reset(module: nn.Module, name: str) -> None:
 def _values(tape: Tape, tensors: list[Tensor], device: torch.device | str | None) -> list[Tensor]:
     tape.forget_draws()
     windows = [window for tensor in tensors if (window := tape.window(tensor)) is not None]
+    cut: dict[int, list[tuple[Window, Slices]]] = {}
+    whole: set[int] = set()
+    for tensor, window in zip(tensors, windows, strict=True):
+        mark = cut_of(tensor)
+        if mark is None or mark.slices is None:
+            whole.add(window.node)
+        else:
+            cut.setdefault(window.node, []).append((window, mark.slices))
+    parts: dict[Window, Tensor] = {}
 
     def finish(node: int, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        for window, slices in cut.get(node, ()):
+            part = slices.take(window.on(storage))
+            parts[window] = part if device is None else part.to(device)
+        if node not in whole:
+            return torch.UntypedStorage(0)
         if device is None:
             return storage
         values = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         return values.to(device).untyped_storage()
 
     storages = tape.replay({window.node for window in windows}, finish)
-    return [_like(tensor, _on(window, storages)) for tensor, window in zip(tensors, windows, strict=True)]
-
-
-def _on(window: Window, storages: dict[int, torch.UntypedStorage]) -> Tensor:
-    return window.on(storages[window.node])
+    return [
+        _like(tensor, parts[window] if window in parts else window.on(storages[window.node]))
+        for tensor, window in zip(tensors, windows, strict=True)
+    ]
 
 
 def _to_device(tensor: Tensor, device: torch.device | str | None) -> Tensor:
