@@ -134,7 +134,7 @@ ROOMS: dict[str, set[str]] = {
     "data_parallel": {"mesh", "process_group"},
     "forward_waits": set(),
     "step_in_forward": {"data_parallel", "forward_waits", "optimizers", "process_group"},
-    "tensor_parallelism": {"mesh", "process_group"},
+    "tensor_parallelism": {"initialization", "mesh", "process_group"},
     "sharding": {"data_parallel", "forward_waits", "mesh", "optimizers", "process_group"},
     "pipelining.tensors": {"mesh", "process_group"},
     "pipelining.units": {"pipelining.tensors"},

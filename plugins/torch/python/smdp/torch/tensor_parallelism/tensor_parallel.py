@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from smdp.torch.initialization.delayed_initialization import materialize, record_initialization
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.tensor_parallelism.earlier_uses import check_earlier_uses
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
 from smdp.torch.tensor_parallelism.preconditions import (
@@ -20,6 +22,8 @@ from smdp.torch.tensor_parallelism.preconditions import (
     check_world,
     shapes_of,
 )
+from smdp.torch.tensor_parallelism.same_forwards import SameForwards
+from smdp.torch.tensor_parallelism.same_values import take_same_values
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 M = TypeVar("M", bound=nn.Module)
@@ -37,6 +41,13 @@ def tensor_parallel(
     Every rank of the job must call it with the same model. Consecutive ranks share a model. A job with
     k x `degree` ranks has k data-parallel replicas.
 
+    Ranks that share a model start with the values of the first of them, and later take its random state in
+    each forward. They must read the same batches, which is checked in the first forward. A model that was
+    built in `delayed_initialization()` gets the values of this rank's slices, one tensor after another.
+
+    An optimizer that was made before keeps working if it has not stepped yet and the model has memory.
+    `DistributedDataParallel` goes around the divided model.
+
     Args:
         model: The model.
         degree: The number of ranks that share a model.
@@ -48,33 +59,68 @@ def tensor_parallel(
 
     Raises:
         ValueError: The model cannot be divided; the message suggests a fix. It is left unchanged.
-        RuntimeError: Another rank raised such an error; the message names it.
     """
-    if not dist.is_initialized():
-        check_degree(degree)
-        if degree == 1:
-            return model
-        check_world(degree, mesh)
-    plans: list[TensorParallelPlan] = []
-
-    def prepare() -> tuple[str, dict[str, tuple[int, ...]]]:
-        check_degree(degree)
-        check_world(degree, mesh)
-        check_model(model)
-        plans.append(plan_of(model, degree, plan))
-        plans[0].check(model)
-        return str(plans[0]), shapes_of(model)
-
-    # An error on one rank is raised on all, so that no rank waits for another one.
-    check_same(on_every_rank(prepare))
+    check_degree(degree)
+    if degree == 1 and not dist.is_initialized():
+        return model
+    check_world(degree, mesh)
+    found = agreed_plan(model, degree, plan)
     if degree == 1:
         return model
-    mesh = mesh or ParallelMesh.of_world(tp=degree)
+    axis = divide_model(model, found, mesh or ParallelMesh.of_world(tp=degree))
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        materialize(model, lambda name: True)
+    model.register_forward_pre_hook(SameForwards(axis), with_kwargs=True)
+    return model
+
+
+def agreed_plan(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> TensorParallelPlan:
+    """Returns the plan of a model, after checks that it can be applied. Collective over all ranks of the job.
+
+    Raises:
+        ValueError: The model cannot be divided, or the ranks have different plans. Nothing is changed.
+        RuntimeError: The model cannot be divided on another rank.
+    """
+
+    def checked() -> tuple[str, dict[str, tuple[int, ...]]]:
+        check_model(model)
+        found = plan_of(model, degree, plan)
+        found.check(model)
+        check_earlier_uses(
+            {
+                f"{name}.{own}" if name else own: parameter
+                for name in found.actions
+                for own, parameter in model.get_submodule(name).named_parameters(recurse=False)
+            }
+        )
+        made.append(found)
+        return str(found), shapes_of(model)
+
+    made: list[TensorParallelPlan] = []
+    # An error on one rank is raised on all, so that no rank waits for another one.
+    check_same(on_every_rank(checked))
+    return made[0]
+
+
+def divide_model(model: nn.Module, plan: TensorParallelPlan, mesh: ParallelMesh) -> TensorAxis:
+    """Applies a plan to a model. Collective over all ranks of the job.
+
+    Parameters without memory stay as they are. `materialize()` then computes this rank's slices of them.
+
+    Returns:
+        The ranks that hold the slices.
+
+    Raises:
+        ValueError: The ranks have built the model with different seeds, without memory.
+        smdp.SmdpError: The values of a parameter without memory are unknown. The model is left unchanged.
+    """
+    record_initialization(model)
     mesh.make_for_steps("tp", "rdp")
     axis = TensorAxis(mesh)
+    take_same_values(model, axis)
     with torch.no_grad():
-        plans[0].apply(model, axis)
-    return model
+        plan.apply(model, axis)
+    return axis
 
 
 def tensor_parallel_plan(

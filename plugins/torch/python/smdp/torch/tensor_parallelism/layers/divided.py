@@ -92,5 +92,6 @@ def cut_parameter(
     """
     if parameter is None or cut_of(parameter) is not None:
         return
-    parameter.data = slices.take(parameter.data)
+    if not parameter.is_meta:  # materialize() takes the slices of a parameter without memory
+        parameter.data = slices.take(parameter.data)
     mark_cut(parameter, Cut("tp", axis.mesh, slices, is_counted))
