@@ -16,10 +16,9 @@ from smdp.torch.tensor_parallelism.earlier_uses import check_earlier_uses
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
 from smdp.torch.tensor_parallelism.preconditions import (
-    check_degree,
     check_model,
+    check_ranks,
     check_same,
-    check_world,
     shapes_of,
 )
 from smdp.torch.tensor_parallelism.same_forwards import SameForwards
@@ -60,10 +59,9 @@ def tensor_parallel(
     Raises:
         ValueError: The model cannot be divided; the message suggests a fix. It is left unchanged.
     """
-    check_degree(degree)
     if degree == 1 and not dist.is_initialized():
         return model
-    check_world(degree, mesh)
+    check_ranks(degree, mesh)
     found = agreed_plan(model, degree, plan)
     if degree == 1:
         return model
