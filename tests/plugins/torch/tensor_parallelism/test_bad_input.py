@@ -76,7 +76,7 @@ def layers() -> None:
     heads = Model()
     for block in heads.blocks:
         block.head_dim = 16
-    refuse(heads, PLAN, "module 'blocks.0.out'", "16 inputs: 1 head for 2 ranks", "No degree fits")
+    refuse(heads, PLAN, "module 'blocks.0.out'", "16 inputs: 1 head cannot be divided", "No degree fits")
     for block in heads.blocks:
         block.head_dim = 3
     refuse(mlp(two=OwnForward(8, 4)), PAIR, "module '2'", "OwnForward has another forward() than Linear")
@@ -146,6 +146,10 @@ def ranks_that_differ() -> None:
     join = {"0": "colwise_gather_output"}
     refuse(mlp(16 if rank else 8), join, "'0.bias' has shape (8,) on rank 0, and (16,) on rank 1")
     refuse(mlp(), PAIR, "rank 1 has another plan", "over 1 ranks", degree=1 if rank else 2)
+    if rank:
+        refuse(mlp(), PAIR, "degree = 3 is not valid in a world of 2 ranks", degree=3)
+    else:
+        refuse(mlp(), PAIR, "rank 1: tensor_parallel: degree = 3 is not valid", kind=RuntimeError)
     # A mistake on one rank only is an error of all, at once.
     kind, word = (
         (ValueError, "nothing") if rank else (RuntimeError, "rank 1: tensor_parallel: plan['nothing']")

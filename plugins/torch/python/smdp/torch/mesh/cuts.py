@@ -43,13 +43,13 @@ class Cut:
             raise ValueError(
                 f"[smdp] a parameter cannot be cut over axis {self.axis!r}. Use one of: {', '.join(_AXES)}."
             )
+        if isinstance(self.is_counted, tuple) and len(set(self.is_counted)) == 1:
+            object.__setattr__(self, "is_counted", self.is_counted[0])
 
     def counted(self, part: Tensor) -> Tensor:
         """Returns what counts in the norm of a tensor with the shape of this rank's part; it may be empty."""
         if isinstance(self.is_counted, bool):
             return part if self.is_counted else part.new_empty(0)
-        if all(self.is_counted):
-            return part
         assert self.slices is not None
         dim, lengths = self.slices.dim, [end - begin for begin, end in self.slices.ranges]
         ranges = zip(part.split(lengths, dim), self.is_counted, strict=True)

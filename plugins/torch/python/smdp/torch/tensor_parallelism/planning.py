@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from torch import nn
 
 from smdp.torch.tensor_parallelism.actions.action import Action
 from smdp.torch.tensor_parallelism.actions.whole_modules import Region
-from smdp.torch.tensor_parallelism.ends import actions_on_ends
+from smdp.torch.tensor_parallelism.derivation.derive import derive
+from smdp.torch.tensor_parallelism.ends import actions_on_ends, head_of
 from smdp.torch.tensor_parallelism.families.rules import rule_of
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning_by_words import plan_by_words
 from smdp.torch.tensor_parallelism.preconditions import check_degree, check_plan
+
+# Of layers, in the error that there is no plan.
+_MOST_REASONS = 6
 
 
 def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> TensorParallelPlan:
@@ -32,6 +37,8 @@ def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> Ten
     if degree == 1 and plan == "auto":
         return TensorParallelPlan(type(model).__name__, 1, "a degree of 1")
     actions: dict[str, Action] = {}
+    reasons: dict[str, str] = {}
+    default = "no rule divides it"
     if not isinstance(plan, str):
         source = "the plan that was passed"
         actions.update(plan_by_words(model, degree, plan))
@@ -46,13 +53,20 @@ def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> Ten
             actions = {name: action for name, action in actions.items() if not name.startswith(inside)}
         actions.update(ruled)
         if not actions:
+            source = "trials of its layers"
+            derived = derive(model, degree, head_of(model))
+            actions.update(derived.actions)
+            reasons, default = derived.reasons, "only linear layers are divided"
+        if not actions:
+            lines = [f"\n  {name}: {reason}" for name, reason in islice(reasons.items(), _MOST_REASONS)]
             raise ValueError(
-                f"[smdp] tensor_parallel: there is no plan for {type(model).__name__}. Pass one, for example"
-                ' plan={"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
+                f"[smdp] tensor_parallel: there is no plan for {type(model).__name__} and {degree} ranks."
+                ' Pass one, for example plan={"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
+                f"{''.join([' None was derived:', *lines] if lines else [])}"
             )
         actions.update(actions_on_ends(model))
     whole = {
-        name: "no rule divides it"
+        name: reasons.get(name, default)
         for name, module in model.named_modules()
         if name not in actions and next(module.parameters(recurse=False), None) is not None
     }

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from smdp._shown import counted, shown
+from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 
@@ -73,12 +74,21 @@ def check_degree(degree: Any) -> None:
         )
 
 
-def check_world(degree: int, mesh: ParallelMesh | None) -> None:
-    """Checks that the ranks of the job can be divided into groups of `degree`.
+def check_ranks(degree: int, mesh: ParallelMesh | None) -> None:
+    """Checks that the ranks of the job can be divided into groups of `degree`. Collective.
 
     Raises:
         ValueError: torch.distributed is not initialized, or the mesh or the world has other sizes.
+        RuntimeError: Another rank raised such an error.
     """
+    if dist.is_initialized():
+        on_every_rank(lambda: _check_ranks(degree, mesh))
+    else:
+        _check_ranks(degree, mesh)
+
+
+def _check_ranks(degree: int, mesh: ParallelMesh | None) -> None:
+    check_degree(degree)
     if not dist.is_initialized():
         raise ValueError(
             "[smdp] tensor_parallel() needs torch.distributed. Call"

@@ -16,10 +16,9 @@ from smdp.torch.tensor_parallelism.earlier_uses import check_earlier_uses
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
 from smdp.torch.tensor_parallelism.preconditions import (
-    check_degree,
     check_model,
+    check_ranks,
     check_same,
-    check_world,
     shapes_of,
 )
 from smdp.torch.tensor_parallelism.same_forwards import SameForwards
@@ -59,14 +58,11 @@ def tensor_parallel(
 
     Raises:
         ValueError: The model cannot be divided; the message suggests a fix. It is left unchanged.
-        RuntimeError: Another rank raised such an error; the message names it.
     """
-    if not dist.is_initialized():
-        check_degree(degree)
-        if degree == 1:
-            return model
-        check_world(degree, mesh)
-    found = agreed_plan(model, degree, plan, mesh)
+    if degree == 1 and not dist.is_initialized():
+        return model
+    check_ranks(degree, mesh)
+    found = agreed_plan(model, degree, plan)
     if degree == 1:
         return model
     axis = divide_model(model, found, mesh or ParallelMesh.of_world(tp=degree))
@@ -76,20 +72,15 @@ def tensor_parallel(
     return model
 
 
-def agreed_plan(
-    model: nn.Module, degree: int, plan: str | Mapping[str, str], mesh: ParallelMesh | None
-) -> TensorParallelPlan:
+def agreed_plan(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> TensorParallelPlan:
     """Returns the plan of a model, after checks that it can be applied. Collective over all ranks of the job.
 
     Raises:
         ValueError: The model cannot be divided, or the ranks have different plans. Nothing is changed.
         RuntimeError: The model cannot be divided on another rank.
     """
-    plans: list[TensorParallelPlan] = []
 
-    def prepare() -> tuple[str, dict[str, tuple[int, ...]]]:
-        check_degree(degree)
-        check_world(degree, mesh)
+    def checked() -> tuple[str, dict[str, tuple[int, ...]]]:
         check_model(model)
         found = plan_of(model, degree, plan)
         found.check(model)
@@ -100,12 +91,13 @@ def agreed_plan(
                 for own, parameter in model.get_submodule(name).named_parameters(recurse=False)
             }
         )
-        plans.append(found)
+        made.append(found)
         return str(found), shapes_of(model)
 
+    made: list[TensorParallelPlan] = []
     # An error on one rank is raised on all, so that no rank waits for another one.
-    check_same(on_every_rank(prepare))
-    return plans[0]
+    check_same(on_every_rank(checked))
+    return made[0]
 
 
 def divide_model(model: nn.Module, plan: TensorParallelPlan, mesh: ParallelMesh) -> TensorAxis:

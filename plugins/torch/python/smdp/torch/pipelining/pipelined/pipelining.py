@@ -158,7 +158,7 @@ def pipeline_of(
     if axis is not None:
         join_mesh(model, mesh)
     elif tensor > 1:
-        divide_model(model, agreed_plan(model, tensor, "auto", mesh), mesh)
+        divide_model(model, agreed_plan(model, tensor, "auto"), mesh)
         if any(each.is_meta for each in (*model.parameters(), *model.buffers())):
             # Traces need the sizes of slices, which parameters have from here on.
             materialize(model, lambda name: True, options.device)

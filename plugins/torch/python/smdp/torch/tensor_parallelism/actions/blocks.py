@@ -62,7 +62,7 @@ def ranges_of(blocks: Sequence[Block], rank: int, size: int) -> list[tuple[int, 
 
 
 def problem_of(
-    blocks: Sequence[Block], length: int, size: int, what: str, *, may_share: bool = False
+    blocks: Sequence[Block], length: int, size: int, what: str, *, may_repeat: bool = False
 ) -> str | None:
     """Returns why a layer cannot be divided into blocks over `size` ranks, or None.
 
@@ -71,7 +71,7 @@ def problem_of(
         length: The number of the layer's inputs or outputs.
         size: The number of ranks.
         what: "inputs" or "outputs", for the message.
-        may_share: Whether several ranks may hold the same unit.
+        may_repeat: Whether several ranks may hold the same unit.
     """
     if sum(block.length for block in blocks) != length:
         return f"it has {length} {what}, and the plan divides {sum(block.length for block in blocks)}"
@@ -79,8 +79,8 @@ def problem_of(
         problem = block.problem(size)
         if problem is not None:
             return f"its {length} {what}: {problem}"
-        if block.units < size and not may_share:
-            return f"its {length} {what}: {counted(block.units, 'head')} for {size} ranks"
+        if block.repeats(size) and not may_repeat:
+            return f"its {length} {what}: {counted(block.units, 'head')} cannot be divided evenly"
     return None
 
 

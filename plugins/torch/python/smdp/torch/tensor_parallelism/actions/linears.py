@@ -36,10 +36,10 @@ class Columns:
         problem = linear_problem(module)
         if problem is not None:
             return problem
-        # Ranks may share key and value heads. A joined result would repeat them, and norms, which count a
-        # parameter by rank, would count other blocks of the same layer wrongly.
-        may_share = self.blocks is not None and len(self.blocks) == 1 and not self.gathers
-        return problem_of(self._blocks(module), outputs_of(module), size, "outputs", may_share=may_share)
+        # A joined result would repeat what several ranks hold.
+        return problem_of(
+            self._blocks(module), outputs_of(module), size, "outputs", may_repeat=not self.gathers
+        )
 
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
         """Divides the module."""
