@@ -85,13 +85,13 @@ def own_part(whole: Tensor, parameter: Tensor) -> Tensor:
     return whole if cut is None or cut.slices is None else cut.slices.take(whole)
 
 
-def farthest(model: nn.Module, alone: nn.Module) -> float:
+def farthest(model: nn.Module, alone: nn.Module, *, gradients: bool = True) -> float:
     """The largest difference of a parameter or a gradient from those of one process."""
     expected = dict(alone.named_parameters())
     found = [0.0]
     for name, parameter in model.named_parameters():
         one = expected[name]
-        pairs = [(parameter, one), (parameter.grad, one.grad)]
+        pairs = [(parameter, one), *([(parameter.grad, one.grad)] if gradients else [])]
         found += [
             (mine - own_part(theirs, parameter)).abs().max().item()
             for mine, theirs in pairs

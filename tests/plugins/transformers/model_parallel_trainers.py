@@ -25,16 +25,21 @@ def stages() -> int:
     return int(os.environ.get("STAGES", "2"))
 
 
+def tensor() -> int:
+    return int(os.environ.get("TENSOR", "1"))
+
+
 def plugins(**options: Any) -> list[Any]:
     """DataParallel first, to show that the order does not matter."""
     if size() == 1:
         return []
-    return [DataParallel(), ModelParallel(**{"stages": stages(), "microbatches": MICROBATCHES, **options})]
+    usual = {"stages": stages(), "tensor": tensor(), "microbatches": MICROBATCHES}
+    return [DataParallel(), ModelParallel(**{**usual, **options})]
 
 
 def arguments(folder: str = "out", batch: int = 8, **options: Any) -> Any:
     """Of a run whose global batch is `batch`."""
-    replicas = max(1, size() // stages())
+    replicas = max(1, size() // (stages() * tensor()))
     args = lm.arguments(**{"per_device_train_batch_size": batch // replicas, **options})
     args.output_dir = os.path.join(os.environ["SMDP_TEST_FOLDER"], folder)
     return args

@@ -233,6 +233,14 @@ def all_ways() -> Any:
     return {"trained": {name: mp.numbers(way()) for name, way in ways.items()}, "evaluated": evaluated()}
 
 
+def of_divided_layers() -> Any:
+    """One stage, whose layers are divided over two ranks."""
+    os.environ["STAGES"], os.environ["TENSOR"] = "1", "2"
+    names = ("smoothed", "recomputed", "with_own_loss", "in_bf16", "in_fp16")
+    ways = {"gpt2": gpt2, "llama": llama, **{name: WAYS[name] for name in names}}
+    return {"trained": {name: mp.numbers(way()) for name, way in ways.items()}, "evaluated": evaluated()}
+
+
 def of_four_ranks() -> Any:
     """Four stages; then two replicas of two."""
     os.environ["STAGES"] = "4"
@@ -274,6 +282,13 @@ def alone() -> Any:
 
 def test_two_stages(alone: Any) -> None:
     first, second = run(all_ways, 2, timeout=200)
+    check(first["trained"], alone["trained"])
+    check_evaluation(first["evaluated"], alone["evaluated"], 1e-5)
+    assert second == first
+
+
+def test_divided_layers(alone: Any) -> None:
+    first, second = run(of_divided_layers, 2, timeout=200)
     check(first["trained"], alone["trained"])
     check_evaluation(first["evaluated"], alone["evaluated"], 1e-5)
     assert second == first

@@ -154,7 +154,7 @@ ROOMS: dict[str, set[str]] = {
     # The one place that wires.
     "pipelining.pipelined": _BELOW_ENGINE
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
-    | {"initialization", "mesh", "process_group", "recompute"},
+    | {"initialization", "mesh", "process_group", "recompute", "tensor_parallelism"},
     "precision": {"pipelining.pipelined", "pipelining.tensors", "mesh", "optimizers"},
     "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "sharding", "optimizers", "mesh"},
     # SMP's API.

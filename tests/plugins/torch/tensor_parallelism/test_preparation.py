@@ -16,7 +16,6 @@ from torch_spawn import run
 
 import smdp.torch
 from smdp.torch.mesh.cuts import cut_of
-from smdp.torch.mesh.parallel_mesh import ParallelMesh
 
 
 def made(**options: Any) -> Model:
@@ -133,23 +132,10 @@ def refuses() -> None:
     wrapped: Any = smdp.torch.DistributedDataParallel(with_state)
     unchanged(with_state, r"parameter '.*' is already in a DistributedDataParallel\. Divide the model first")
     del wrapped
-    unchanged(model, r"degree is 3, but 2 ranks cannot .* one of the degrees 1, 2\.", degree=3)
-    unchanged(model, r"degree is 0; expected", degree=0)
-    unchanged(model, r"degree is 2, but the mesh has 1 rank along", mesh=ParallelMesh.of_world())
     smdp.torch.tensor_parallel(model, 2, PLAN)
-    unchanged(model, r"already been divided")
     train(model, early)
     train(alone, torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9))
     assert farthest(model, alone) < 1e-6
-    # One rank's error is the error of all.
-    broken: Any = made() if dist.get_rank() == 0 else nn.Sequential(nn.Linear(3, 3))
-    kind: Any = RuntimeError if dist.get_rank() == 0 else ValueError
-    with pytest.raises(kind, match=r"matches no module of Sequential"):
-        smdp.torch.tensor_parallel(broken, 2, PLAN)
-
-
-def without_a_group() -> None:
-    unchanged(made(), r"needs torch\.distributed\. Call .* and start 2 processes")
 
 
 def all_of_it() -> None:
@@ -165,7 +151,3 @@ def all_of_it() -> None:
 
 def test_preparation() -> None:
     run(all_of_it)
-
-
-def test_no_process_group() -> None:
-    without_a_group()

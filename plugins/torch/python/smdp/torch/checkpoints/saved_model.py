@@ -177,4 +177,5 @@ def _is_first(value: object, mesh: ParallelMesh) -> bool:
     cut = cut_of(value) if isinstance(value, Tensor) else None
     if cut is None or cut.axis != "tp":
         return mesh.ranks("tp")[0] == mesh.rank
-    return cut.is_counted
+    # If only some ranges count, this rank writes all of its ranges, some of them as others do.
+    return cut.is_counted is not False

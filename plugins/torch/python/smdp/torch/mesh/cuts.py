@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
@@ -25,8 +26,8 @@ class Cut:
         axis: "tp" for slices, "rdp" for shards over the replicas of a slice, "dp" for both at once.
         mesh: The mesh of the axis.
         slices: The part of the whole parameter that this rank holds, if its coordinates are known.
-        is_counted: Whether this rank's part counts in the norm. It does not where another rank holds the same
-            part, for example a key head that several ranks need.
+        is_counted: Whether this rank's part counts in the norm, or whether each range of `slices` does. A
+            range does not where another rank holds the same, for example a key head that several ranks need.
 
     Raises:
         ValueError: `axis` is none of these.
@@ -35,13 +36,25 @@ class Cut:
     axis: Axis
     mesh: ParallelMesh
     slices: Slices | None = None
-    is_counted: bool = True
+    is_counted: bool | tuple[bool, ...] = True
 
     def __post_init__(self) -> None:
         if self.axis not in _AXES:
             raise ValueError(
                 f"[smdp] a parameter cannot be cut over axis {self.axis!r}. Use one of: {', '.join(_AXES)}."
             )
+        if isinstance(self.is_counted, tuple) and len(set(self.is_counted)) == 1:
+            object.__setattr__(self, "is_counted", self.is_counted[0])
+
+    def counted(self, part: Tensor) -> Tensor:
+        """Returns what counts in the norm of a tensor with the shape of this rank's part; it may be empty."""
+        if isinstance(self.is_counted, bool):
+            return part if self.is_counted else part.new_empty(0)
+        assert self.slices is not None
+        dim, lengths = self.slices.dim, [end - begin for begin, end in self.slices.ranges]
+        ranges = zip(part.split(lengths, dim), self.is_counted, strict=True)
+        kept = [each for each, is_counted in ranges if is_counted]
+        return torch.cat(kept, dim) if kept else part.new_empty(0)
 
 
 def mark_cut(parameter: Tensor, cut: Cut) -> None:

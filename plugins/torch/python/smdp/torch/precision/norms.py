@@ -33,7 +33,9 @@ class NormTable:
     def enter(self, place: int, parameter: Tensor) -> None:
         """Enters the norm of this rank's gradient of a parameter, or of its part, if that counts."""
         gradient, cut = parameter.grad, cut_of(parameter)
-        if gradient is None or gradient.numel() == 0 or not (cut is None or cut.is_counted):
+        if gradient is not None and cut is not None:
+            gradient = cut.counted(gradient)
+        if gradient is None or gradient.numel() == 0:
             return
         norm = torch.linalg.vector_norm(gradient, self._order)
         self._dtype = torch.promote_types(self._dtype, norm.dtype)

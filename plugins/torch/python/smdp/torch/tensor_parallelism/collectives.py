@@ -35,14 +35,14 @@ def _max_(tensor: Tensor, axis: int) -> None:
 def _gather(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
     tensor = tensor.contiguous()
     found = tensor.new_empty((size, *tensor.shape))
-    dist.all_gather_into_tensor(found, tensor, group=axis_of(axis).group)
+    axis_of(axis).group._allgather_base(found, tensor).wait()
     return found.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def _scatter_sum(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
     parts = tensor.unflatten(dim, (size, tensor.shape[dim] // size)).movedim(dim, 0).contiguous()
     found = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(found, parts, group=axis_of(axis).group)
+    axis_of(axis).group._reduce_scatter_base(found, parts).wait()
     return found
 
 
@@ -50,7 +50,7 @@ def _exchange(tensor: Tensor, split_dim: int, join_dim: int, size: int, axis: in
     parts = tensor.unflatten(split_dim, (size, tensor.shape[split_dim] // size)).movedim(split_dim, 0)
     parts = parts.contiguous()
     found = torch.empty_like(parts)
-    dist.all_to_all_single(found, parts, group=axis_of(axis).group)
+    axis_of(axis).group.alltoall_base(found, parts, [], []).wait()
     return found.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
 
 

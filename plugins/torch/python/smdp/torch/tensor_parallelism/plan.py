@@ -8,6 +8,10 @@ from torch import nn
 
 from smdp.torch.tensor_parallelism.actions.action import Action
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
+from smdp.torch.tensor_parallelism.ties import check_ties
+
+# Degrees that messages suggest, for models that no larger job would divide.
+_MOST_TRIED = 64
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,21 @@ class TensorParallelPlan:
             if problem is not None:
                 raise ValueError(
                     f"[smdp] tensor_parallel: module {name!r} cannot be divided over {self.degree} ranks:"
-                    f" {problem}. Use another degree, or a plan that leaves it whole."
+                    f" {problem}. {self._fix(model)}"
                 )
+        check_ties(model, self.actions, self.degree)
+
+    def _fix(self, model: nn.Module) -> str:
+        """Returns the degrees that would do for all modules."""
+        modules = {name: model.get_submodule(name) for name in self.actions}
+        fits = [
+            str(degree)
+            for degree in range(2, _MOST_TRIED + 1)
+            if all(action.problem(modules[name], degree) is None for name, action in self.actions.items())
+        ]
+        if not fits:
+            return "No degree fits this plan. Pass a plan that leaves the module whole."
+        return f"Degrees that fit: {', '.join(fits)}."
 
     def apply(self, model: nn.Module, axis: TensorAxis) -> None:
         """Divides the modules of a model."""
@@ -52,7 +69,8 @@ class TensorParallelPlan:
         width = max(map(len, (*self.actions, *self.whole)), default=0)
         lines = [f"{self.model} over {self.degree} ranks, by {self.source}"]
         lines += [
-            f"  {name:{width}}  {action.describe(self.degree)}" for name, action in self.actions.items()
+            f"  {name or '(model)':{width}}  {action.describe(self.degree)}"
+            for name, action in self.actions.items()
         ]
         lines += [f"  {name:{width}}  whole: {reason}" for name, reason in self.whole.items()]
         return "\n".join(lines)

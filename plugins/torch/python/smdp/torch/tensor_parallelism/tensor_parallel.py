@@ -9,14 +9,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smdp._shown import counted
 from smdp.torch.initialization.delayed_initialization import materialize, record_initialization
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.tensor_parallelism.earlier_uses import check_earlier_uses
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
+from smdp.torch.tensor_parallelism.preconditions import (
+    check_model,
+    check_ranks,
+    check_same,
+    shapes_of,
+)
 from smdp.torch.tensor_parallelism.same_forwards import SameForwards
 from smdp.torch.tensor_parallelism.same_values import take_same_values
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
@@ -55,8 +59,12 @@ def tensor_parallel(
     Raises:
         ValueError: The model cannot be divided; the message suggests a fix. It is left unchanged.
     """
-    _check_world(degree, mesh)
+    if degree == 1 and not dist.is_initialized():
+        return model
+    check_ranks(degree, mesh)
     found = agreed_plan(model, degree, plan)
+    if degree == 1:
+        return model
     axis = divide_model(model, found, mesh or ParallelMesh.of_world(tp=degree))
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         materialize(model, lambda name: True)
@@ -72,11 +80,8 @@ def agreed_plan(model: nn.Module, degree: int, plan: str | Mapping[str, str]) ->
         RuntimeError: The model cannot be divided on another rank.
     """
 
-    def checked() -> str:
-        if any(cut_of(parameter) is not None for parameter in model.parameters()):
-            raise ValueError(
-                "[smdp] tensor_parallel: this model has already been divided. Build a new model."
-            )
+    def checked() -> tuple[str, dict[str, tuple[int, ...]]]:
+        check_model(model)
         found = plan_of(model, degree, plan)
         found.check(model)
         check_earlier_uses(
@@ -87,16 +92,11 @@ def agreed_plan(model: nn.Module, degree: int, plan: str | Mapping[str, str]) ->
             }
         )
         made.append(found)
-        return str(found)
+        return str(found), shapes_of(model)
 
     made: list[TensorParallelPlan] = []
-    plans = on_every_rank(checked)
-    if any(other != plans[0] for other in plans):
-        rank = next(rank for rank, other in enumerate(plans) if other != plans[0])
-        raise ValueError(
-            f"[smdp] tensor_parallel: rank {rank} has another plan than rank 0. Pass the same model, degree"
-            f" and plan on all ranks. Rank 0:\n{plans[0]}\nRank {rank}:\n{plans[rank]}"
-        )
+    # An error on one rank is raised on all, so that no rank waits for another one.
+    check_same(on_every_rank(checked))
     return made[0]
 
 
@@ -119,36 +119,6 @@ def divide_model(model: nn.Module, plan: TensorParallelPlan, mesh: ParallelMesh)
     with torch.no_grad():
         plan.apply(model, axis)
     return axis
-
-
-def _check_world(degree: int, mesh: ParallelMesh | None) -> None:
-    """Checks that the ranks of the job can share models.
-
-    Raises:
-        ValueError: They cannot.
-    """
-    if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-        raise ValueError(
-            f"[smdp] tensor_parallel: degree is {degree!r}; expected the number of ranks that share a model,"
-            " at least 1."
-        )
-    if not dist.is_initialized():
-        raise ValueError(
-            '[smdp] tensor_parallel() needs torch.distributed. Call dist.init_process_group("smdp"), and'
-            f" start {counted(degree, 'process')}, for example with `smdp run -n {degree} script.py`."
-        )
-    world = dist.get_world_size()
-    if mesh is None and world % degree:
-        fits = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
-        raise ValueError(
-            f"[smdp] tensor_parallel: degree is {degree}, but {counted(world, 'rank')} cannot be divided into"
-            f" groups of {degree}. Start a multiple of {degree}, or use one of the degrees {fits}."
-        )
-    if mesh is not None and mesh.placement.tensor != degree:
-        raise ValueError(
-            f"[smdp] tensor_parallel: degree is {degree}, but the mesh has"
-            f" {counted(mesh.placement.tensor, 'rank')} along its tensor axis. Pass the same number to both."
-        )
 
 
 def tensor_parallel_plan(

@@ -18,15 +18,16 @@ from smdp.placement import Placement
 from smdp.torch import GradScaler, PipelinedModule, clip_grad_norm_
 
 
-def share_batches(trainer: Trainer, stages: int) -> None:
+def share_batches(trainer: Trainer, stages: int, tensor: int) -> None:
     """Makes the ranks of a pipeline read the same batches, and gathers from one rank of each pipeline.
 
     Args:
         trainer: The Trainer, whose Accelerator has just been created.
-        stages: The number of ranks per pipeline.
+        stages: The number of stages of a pipeline.
+        tensor: The number of ranks of a stage.
     """
     accelerator = trainer.accelerator
-    placement = Placement.of_world(accelerator.num_processes, pipeline=stages)
+    placement = Placement.of_world(accelerator.num_processes, pipeline=stages, tensor=tensor)
     replica = placement.coordinates(accelerator.process_index).rdp
     replicas = placement.data
     group = _group_of_replicas(placement) if replicas > 1 else None

@@ -22,18 +22,25 @@ _FUSED_WITH_BACKWARD = (
 )
 
 
-def check_arguments(args: TrainingArguments, stages: int) -> None:
+def check_arguments(args: TrainingArguments, stages: int, tensor: int) -> None:
     """Refuses training arguments that a pipelined model does not support.
 
     Raises:
         ValueError: An argument is not supported. The message names all of them, with the reason and the fix.
     """
     world = args.world_size
-    if world % stages != 0:
+    if isinstance(tensor, bool) or not isinstance(tensor, int) or tensor < 1:
         raise ValueError(
-            f"[smdp] ModelParallel(stages={stages}) does not fit a job of {counted(world, 'process')}. Start"
-            f" a multiple of {counted(stages, 'process')}, for example `smdp run -n {stages} train.py`, or"
-            " use stages = " + ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
+            f"[smdp] ModelParallel(tensor={tensor!r}) is not valid. Use an integer of at least 1."
+        )
+    size = stages * tensor
+    if world % size != 0:
+        asked = f"stages={stages}" if tensor == 1 else f"stages={stages}, tensor={tensor}"
+        raise ValueError(
+            f"[smdp] ModelParallel({asked}) does not fit a job of {counted(world, 'process')}. Start"
+            f" a multiple of {counted(size, 'process')}, for example `smdp run -n {size} train.py`, or"
+            f" use {'stages' if tensor == 1 else 'stages x tensor'} = "
+            + ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
         )
     refused = [f"{name}: {reason}" for name, is_set, reason in _contradictions(args) if is_set]
     if refused:

@@ -3,7 +3,7 @@
 checkpoint-100/
     config.json, model-00001-of-00002.safetensors, ...   the files that from_pretrained() reads
     model_parallel/                                      the optimizer, in the format of torch's DCP
-        stages.json                                      the numbers of stages and replicas
+        stages.json                                      the numbers of stages and of ranks per stage
     scheduler.pt, rng_state_0.pth, trainer_state.json    as usual
 """
 
@@ -68,7 +68,7 @@ def save_state(trainer: Trainer, pipe: PipelinedModule, folder: str) -> None:
         if pipe.mesh.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
-            own = {"stages": pipe.schedule.ranks, "replicas": pipe.mesh.replicas}
+            own = {"stages": pipe.schedule.ranks, "tensor": pipe.mesh.placement.tensor}
             (place / _STAGES).write_text(json.dumps(own), encoding="utf-8")
             torch.save(trainer.lr_scheduler.state_dict(), Path(folder, "scheduler.pt"))
 
@@ -100,8 +100,9 @@ def load_random_state(pipe: PipelinedModule, load: Callable[[str], None], folder
     All ranks of a pipeline must draw the same numbers, because each reads the batches itself.
     """
     written = Path(folder, _FOLDER, _STAGES)
-    stages = json.loads(written.read_text(encoding="utf-8"))["stages"] if written.exists() else 1
-    names = (f"rng_state_{pipe.mesh.replica * stages}.pth", "rng_state_0.pth", "rng_state.pth")
+    sizes = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
+    ranks = sizes.get("stages", 1) * sizes.get("tensor", 1)
+    names = (f"rng_state_{pipe.mesh.replica * ranks}.pth", "rng_state_0.pth", "rng_state.pth")
     saved = [path for path in (Path(folder, name) for name in names) if path.exists()]
     if not saved:
         load(folder)

@@ -20,6 +20,7 @@ from smdp.transformers.model_parallel.arguments import check_arguments, check_ba
 from smdp.transformers.model_parallel.example_batch import example_batch, kept_random_state
 from smdp.transformers.model_parallel.optimizer import make_optimizer
 from smdp.transformers.model_parallel.step_times import StepTimes
+from smdp.transformers.model_parallel.whole_sizes import keep_number_of_parameters
 from smdp.transformers.plugin import Plugin, described_by
 from smdp.transformers.started_processes import check_started
 
@@ -38,7 +39,7 @@ _TRAINER = Wording(
 class ModelParallel(Plugin):
     """Splits the model over ranks with `smdp.torch.pipeline`. Each rank keeps only its own stages.
 
-    A job of k x `stages` processes has k replicas of the pipeline, whose gradients are averaged.
+    A job of k x `stages` x `tensor` processes has k replicas of the pipeline, whose gradients are averaged.
     `per_device_train_batch_size` is the batch of one replica. With one stage and one process, the plugin has
     no effect.
 
@@ -46,6 +47,8 @@ class ModelParallel(Plugin):
         stages: The number of ranks of one pipeline.
         microbatches: The number of microbatches into which a replica's batch is divided.
         schedule: The name of a schedule of `smdp.pipeline.generate`.
+        tensor: The number of ranks over which the layers of each stage are divided; see
+            `smdp.torch.tensor_parallel()`.
         virtual_stages: The number of virtual stages per rank. Default: the schedule's usual number.
         active_microbatches: The most microbatches in flight under "smp_interleaved". Default: stages + 2.
         pins: Virtual stages of modules, by module name. Other modules are placed where the step is shortest.
@@ -71,6 +74,7 @@ class ModelParallel(Plugin):
         microbatches: int = 8,
         schedule: str = "1f1b",
         *,
+        tensor: int = 1,
         virtual_stages: int | None = None,
         active_microbatches: int | None = None,
         pins: Mapping[str, int] | None = None,
@@ -90,6 +94,7 @@ class ModelParallel(Plugin):
         )
         self._options: dict[str, Any] = {
             "stages": stages,
+            "tensor": tensor,
             "microbatches": microbatches,
             "schedule": schedule,
             "virtual_stages": virtual_stages,
@@ -100,6 +105,7 @@ class ModelParallel(Plugin):
         self._pins = pins
         self.preemption = preemption
         self._stages = stages
+        self._tensor = tensor
         self._microbatches = microbatches
         self._example = example_inputs
         self._pipe: PipelinedModule | None = None
@@ -119,8 +125,8 @@ class ModelParallel(Plugin):
 
     @property
     def ranks_per_batch(self) -> int:  # type: ignore[override]
-        """The number of stages, because the ranks of a pipeline work on one batch."""
-        return self._stages
+        """The number of ranks of a pipeline, which work on one batch."""
+        return self._stages * self._tensor
 
     def conflict(self, other: Plugin) -> str | None:
         """Returns a reason for a second ModelParallel, or a DataParallel with options."""
@@ -140,13 +146,13 @@ class ModelParallel(Plugin):
             ValueError: An argument is not supported.
         """
         check_started("ModelParallel", args)
-        check_arguments(args, self._stages)
+        check_arguments(args, self._stages, self._tensor)
         self._is_alone = args.world_size == 1
 
     def change_accelerator(self, trainer: Trainer) -> None:
         """Distributes batches over replicas instead of ranks."""
         if not self._is_alone:
-            share_batches(trainer, self._stages)
+            share_batches(trainer, self._stages, self._tensor)
 
     def place_model(self, trainer: Trainer, loader: DataLoader[Any] | None) -> None:
         """Splits the model unless it is already split.
@@ -170,6 +176,8 @@ class ModelParallel(Plugin):
                     wording=_TRAINER,
                     **self._options,
                 )
+                if self._tensor > 1:
+                    keep_number_of_parameters(trainer.model)
                 self._pipe = pipeline_of(trainer.model, options, example, pins=self._pins)
             self._batches = 0
             take_over(trainer, self._pipe)
@@ -255,7 +263,7 @@ class ModelParallel(Plugin):
 
     def _compare(self, pipe: PipelinedModule, inputs: Any) -> None:
         if self._batches % _COMPARED_EVERY == 0:
-            check_same_batch(pipe.mesh.group("pp"), dict(inputs))
+            check_same_batch(pipe.mesh.group("mp"), dict(inputs))
         self._batches += 1
 
     def report(self) -> dict[str, float]:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import Tensor
 from torch.nn import Parameter
 
-from smdp.torch.mesh.cuts import cut_of
-from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.gradients.replica_gradients import ReplicaGradients
 from smdp.torch.pipelining.gradients.sharded_replicas import ShardedReplicas
 from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
@@ -46,9 +45,8 @@ class Reductions:
         self._sharded: ShardedReplicas | None = None
 
         def replicas_of(name: str) -> ProcessGroupSmdp | None:
-            # All data-parallel ranks hold a whole weight; fewer ranks hold the same part of a sharded one.
-            axis: Axis = "rdp" if name in parameters and cut_of(parameters[name]) is not None else "dp"
-            return mesh.step_group(axis) if len(mesh.ranks(axis)) > 1 else None
+            # Tensor-parallel ranks have the same batch, so their gradients of whole weights are the same.
+            return mesh.step_group("rdp") if len(mesh.ranks("rdp")) > 1 else None
 
         def tie_of(name: str) -> tuple[int, ...]:
             return tuple(sorted({rank_of[stage] for stage in split.weights[name]}))
@@ -64,7 +62,7 @@ class Reductions:
             trained: Parameters that must be among them although they are frozen.
 
         Raises:
-            ValueError: A parameter is on a GPU, or tensor parallelism has cut it.
+            ValueError: A parameter is on a GPU.
         """
         if self._sharded is not None and self._sharded.shards is not None and self._sharded.is_current():
             return self._sharded
@@ -73,11 +71,10 @@ class Reductions:
             name: each for name, each in self._parameters.items() if each.requires_grad or each in wanted
         }
         for name, each in found.items():
-            if not each.is_cpu or cut_of(each) is not None:
-                reason = "is cut into slices" if each.is_cpu else f"is on {each.device}"
+            if not each.is_cpu:
                 raise ValueError(
-                    f"[smdp] {feature}: parameter {name!r} {reason}, which is not supported yet. Use the"
-                    " optimizer itself, without sharding."
+                    f"[smdp] {feature}: parameter {name!r} is on {each.device}, which is not supported yet."
+                    " Use the optimizer itself, without sharding."
                 )
-        self._sharded = ShardedReplicas(self.replicas, self.tied, found, self._mesh.step_group("dp"))
+        self._sharded = ShardedReplicas(self.replicas, self.tied, found, self._mesh.step_group("rdp"))
         return self._sharded

@@ -83,7 +83,9 @@ def split_backward(module: nn.Module, unit: str) -> list[str]:
         if not own:
             continue
         if next(part.children(), None) is None:
-            part.forward = _postponing(part.forward, part, name)
+            # A module whose forward returns more than a plain tensor names a method that returns one.
+            method = getattr(part, "method_with_weights", "forward")
+            setattr(part, method, _postponing(getattr(part, method), part, name))
         else:
             fused += [f"{name}.{parameter}" for parameter, _ in own]
     return fused

@@ -275,7 +275,7 @@ class PipelinedModule(nn.Module):
                     " model's forward returns the loss."
                 )
         if not self._has_compared:
-            check_same_batch(self.mesh.step_group("pp"), batch)
+            check_same_batch(self.mesh.step_group("mp"), batch)
         parts = cut(batch, self.schedule.microbatches)
         self._program.check(parts[0])
         self._program.check_keys(parts[0], loss_fn)
@@ -367,8 +367,8 @@ class PipelinedModule(nn.Module):
 
     @property
     def process_group(self) -> ProcessGroupSmdp:
-        """The ranks that hold the same stages. All ranks of the job ask for it first together."""
-        return self.mesh.group("dp")
+        """The replicas of the slices that this rank holds. All ranks of the job ask for it first together."""
+        return self.mesh.group("rdp")
 
     def averaged_gradients(self, feature: str, trained: Collection[Parameter]) -> ShardedReplicas:
         """Returns the gradients that replicas average; see `Reductions.shardable()`."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from smdp.partition import Trace
+from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.engine.program import LossFunction, Program, loss_of
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
@@ -17,6 +18,8 @@ from smdp.torch.pipelining.pipelined.split_over_ranks import Placed, SplitOption
 from smdp.torch.pipelining.tensors.slicing import cut
 from smdp.torch.pipelining.units.pinning import pinned
 from smdp.torch.pipelining.units.wording import Wording
+from smdp.torch.tensor_parallelism.divided_model import axis_of_model, join_mesh
+from smdp.torch.tensor_parallelism.tensor_parallel import agreed_plan, divide_model
 
 # By class name, so that a wrapper's package need not be imported to recognize it.
 _WRAPPERS = {
@@ -36,6 +39,7 @@ def pipeline(
     schedule: str = "1f1b",
     example_inputs: Any = None,
     *,
+    tensor: int = 1,
     loss_fn: LossFunction | None = None,
     virtual_stages: int | None = None,
     active_microbatches: int | None = None,
@@ -47,8 +51,8 @@ def pipeline(
 ) -> PipelinedModule:
     """Splits a model over ranks; each rank keeps only the parameters of its own stages.
 
-    Every rank of the job must call it with the same model. A job with k x `stages` ranks has k data-parallel
-    replicas of the pipeline, whose gradients are averaged.
+    Every rank of the job must call it with the same model. A job with k x `stages` x `tensor` ranks has k
+    data-parallel replicas of the pipeline, whose gradients are averaged.
 
     The loss function, and the model's code between modules that have parameters, have these limits:
 
@@ -70,6 +74,8 @@ def pipeline(
             modules by their time, or by their operations where timings are uncertain, in the order in which
             they run. Default: modules are weighed by bytes of parameters, in the order in which they are
             registered.
+        tensor: Number of ranks over which the layers of each stage are divided; see `tensor_parallel()`. A
+            model that has been divided before keeps its number of ranks.
         loss_fn: The loss function of train_step(). It is called once on the output for the first microbatch
             of `example_inputs`, so that its time counts in the split. The time of a loss that the model
             itself computes always counts.
@@ -94,9 +100,10 @@ def pipeline(
         >>> optimizer = torch.optim.AdamW(pipe.parameters())  # doctest: +SKIP
         >>> loss = pipe.train_step(batch, loss_fn)  # doctest: +SKIP
     """
-    _check_counts(stages=stages, microbatches=microbatches)
+    _check_counts(stages=stages, microbatches=microbatches, tensor=tensor)
     options = SplitOptions(
         stages=stages,
+        tensor=tensor,
         microbatches=microbatches,
         schedule=schedule,
         virtual_stages=virtual_stages,
@@ -140,7 +147,21 @@ def pipeline_of(
             weighed_loss = functools.partial(_loss_of_part, loss_of(loss_fn), part)
     stages = options.stages * options.stages_per_rank
     assign = functools.partial(_placed, pins=pins, stages=stages) if pins else None
-    mesh = ParallelMesh.of_world(pp=options.stages)
+    axis = axis_of_model(model)
+    tensor = axis.size if axis is not None else options.tensor
+    if options.tensor not in (1, tensor):
+        raise ValueError(
+            f"[smdp] this model has been divided over {tensor} ranks, but tensor = {options.tensor}. Leave"
+            " out `tensor`, or pass a model that has not been divided."
+        )
+    mesh = ParallelMesh.of_world(pp=options.stages, tp=tensor)
+    if axis is not None:
+        join_mesh(model, mesh)
+    elif tensor > 1:
+        divide_model(model, agreed_plan(model, tensor, "auto"), mesh)
+        if any(each.is_meta for each in (*model.parameters(), *model.buffers())):
+            # Traces need the sizes of slices, which parameters have from here on.
+            materialize(model, lambda name: True, options.device)
     return split_over_ranks(model, mesh, options, example, assign, loss_fn=weighed_loss)
 
 

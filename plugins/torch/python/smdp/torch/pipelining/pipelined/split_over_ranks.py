@@ -58,6 +58,7 @@ class SplitOptions:
     stages: int
     microbatches: int
     schedule: str
+    tensor: int = 1
     virtual_stages: int | None = None
     active_microbatches: int | None = None
     memory_cap: float = 0.0
@@ -166,7 +167,7 @@ def split_over_ranks(
     Raises:
         ValueError: The model cannot be split; the message suggests a fix.
     """
-    mesh.make_for_steps("pp", "rdp", "dp")
+    mesh.make_for_steps("pp", "tp", "rdp", "mp")
     # If modules are assigned to ranks by hand, the number of stages follows from the assignment.
     least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
     units = find_units(model, least, must_be_cut)
@@ -218,7 +219,8 @@ def split_over_ranks(
         mesh,
         seed,
         is_compiled=options.is_compiled,
-        is_in_lockstep=options.is_in_lockstep,
+        # Layers have collectives, which ranks of one stage must run in the same order.
+        is_in_lockstep=options.is_in_lockstep or mesh.placement.tensor > 1,
         wording=options.wording,
     )
 

@@ -15,26 +15,36 @@ class Block:
 
     Attributes:
         length: The number of inputs or outputs.
-        units: The number of parts that are never cut, such as heads. If there are fewer units than ranks,
-            each unit is on several ranks.
+        units: The number of parts that are never cut, such as heads.
+        may_repeat: Whether a unit may be on several ranks if there are fewer units than ranks. This is right
+            for keys and values, which several queries share.
     """
 
     length: int
     units: int
+    may_repeat: bool = False
 
     def problem(self, size: int) -> str | None:
         """Returns why the block cannot be divided over `size` ranks, or None."""
         if self.length % self.units != 0:
             return f"{self.length} is not a multiple of {self.units}"
-        if self.units % size != 0 and size % self.units != 0:
-            fits = [str(number) for number in range(2, self.units + 1) if self.units % number == 0]
-            return f"{counted(self.units, 'unit')} cannot be divided; degrees that fit: {', '.join(fits)}"
+        if self.units % size != 0 and not self.repeats(size):
+            what = "unit" if self.units == self.length else "head"
+            return f"{counted(self.units, what)} cannot be divided evenly"
         return None
+
+    def repeats(self, size: int) -> bool:
+        """Returns whether each unit is on several of `size` ranks."""
+        return self.may_repeat and self.units < size and size % self.units == 0
+
+    def is_first(self, rank: int, size: int) -> bool:
+        """Returns whether a rank is the first one that holds its units."""
+        return not self.repeats(size) or rank % (size // self.units) == 0
 
     def range_of(self, rank: int, size: int) -> tuple[int, int]:
         """Returns the range of a rank within the block."""
         width = self.length // self.units
-        if self.units < size:
+        if self.repeats(size):
             unit = rank // (size // self.units)
             return unit * width, (unit + 1) * width
         begin, end = even(self.units, rank, size)
@@ -51,7 +61,9 @@ def ranges_of(blocks: Sequence[Block], rank: int, size: int) -> list[tuple[int, 
     return found
 
 
-def problem_of(blocks: Sequence[Block], length: int, size: int, what: str) -> str | None:
+def problem_of(
+    blocks: Sequence[Block], length: int, size: int, what: str, *, may_repeat: bool = False
+) -> str | None:
     """Returns why a layer cannot be divided into blocks over `size` ranks, or None.
 
     Args:
@@ -59,6 +71,7 @@ def problem_of(blocks: Sequence[Block], length: int, size: int, what: str) -> st
         length: The number of the layer's inputs or outputs.
         size: The number of ranks.
         what: "inputs" or "outputs", for the message.
+        may_repeat: Whether several ranks may hold the same unit.
     """
     if sum(block.length for block in blocks) != length:
         return f"it has {length} {what}, and the plan divides {sum(block.length for block in blocks)}"
@@ -66,6 +79,8 @@ def problem_of(blocks: Sequence[Block], length: int, size: int, what: str) -> st
         problem = block.problem(size)
         if problem is not None:
             return f"its {length} {what}: {problem}"
+        if block.repeats(size) and not may_repeat:
+            return f"its {length} {what}: {counted(block.units, 'head')} cannot be divided evenly"
     return None
 
 
@@ -73,6 +88,6 @@ def described(block: Block, size: int) -> str:
     """Returns how a block is divided, for the plan that users print."""
     if block.units == block.length:
         return f"{block.length} / {size}"
-    if block.units < size:
+    if block.repeats(size):
         return f"{counted(block.units, 'head')} on {size // block.units} ranks each"
     return f"{counted(block.units, 'head')} / {size}"

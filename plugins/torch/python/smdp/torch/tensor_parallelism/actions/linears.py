@@ -11,7 +11,7 @@ from smdp.torch.tensor_parallelism.layers.linear import (
     cut_inputs,
     cut_outputs,
     inputs_of,
-    is_linear,
+    linear_problem,
     outputs_of,
 )
 from smdp.torch.tensor_parallelism.layers.partial_gradient import sum_gradients
@@ -33,22 +33,21 @@ class Columns:
 
     def problem(self, module: nn.Module, size: int) -> str | None:
         """Returns why the module cannot be divided, or None."""
-        if not is_linear(module):
-            return f"a {type(module).__name__} is not a linear layer"
-        return problem_of(self._blocks(module), outputs_of(module), size, "outputs")
+        problem = linear_problem(module)
+        if problem is not None:
+            return problem
+        # A joined result would repeat what several ranks hold.
+        return problem_of(
+            self._blocks(module), outputs_of(module), size, "outputs", may_repeat=not self.gathers
+        )
 
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
         """Divides the module."""
         blocks = self._blocks(module)
-        is_shared = any(block.units < axis.size for block in blocks)
-        if is_shared and len(blocks) > 1:
-            # Norms count a parameter by rank, so one that is shared in part counts in full on each rank.
-            raise NotImplementedError
         ranges = ranges_of(blocks, axis.rank, axis.size)
-        sharers = axis.size // blocks[0].units if is_shared else 1
-        is_first = axis.rank % sharers == 0
-        cut_outputs(module, ranges, axis, gathers=self.gathers, is_counted=is_first)
-        if is_shared:
+        is_counted = tuple(block.is_first(axis.rank, axis.size) for block in blocks)
+        cut_outputs(module, ranges, axis, gathers=self.gathers, is_counted=is_counted)
+        if any(block.repeats(axis.size) for block in blocks):
             sum_gradients(module, axis)
 
     def describe(self, size: int) -> str:
@@ -77,8 +76,9 @@ class Rows:
 
     def problem(self, module: nn.Module, size: int) -> str | None:
         """Returns why the module cannot be divided, or None."""
-        if not is_linear(module):
-            return f"a {type(module).__name__} is not a linear layer"
+        problem = linear_problem(module)
+        if problem is not None:
+            return problem
         return problem_of(self._blocks(module), inputs_of(module), size, "inputs")
 
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
@@ -101,7 +101,7 @@ class Head:
 
     def problem(self, module: nn.Module, size: int) -> str | None:
         """Returns why the module cannot be divided, or None."""
-        return None if is_linear(module) else f"a {type(module).__name__} is not a linear layer"
+        return linear_problem(module)
 
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
         """Divides the module."""

@@ -93,7 +93,7 @@ def _derived(kind: Any, present: Any) -> Any:
 
 
 def cut_parameter(
-    parameter: Tensor | None, slices: Slices, axis: TensorAxis, *, is_counted: bool = True
+    parameter: Tensor | None, slices: Slices, axis: TensorAxis, *, is_counted: bool | tuple[bool, ...] = True
 ) -> None:
     """Replaces the values of a parameter by this rank's slices. A parameter that has been cut stays as it is.
 

@@ -22,6 +22,10 @@ class VocabularySlice(Divided):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Returns the rows of all tokens, of which each rank looks up its own."""
+        if not len(self.weight):
+            # This rank has no tokens; the result needs a gradient as on the other ranks.
+            empty = self.weight.new_zeros((*tokens.shape, self.weight.shape[1])) + self.weight.sum()
+            return sum_over_ranks(empty, self.tensor_axis)
         own = tokens - self.first
         is_own = (own >= 0) & (own < self.weight.shape[0])
         found: Tensor = super().forward(own.where(is_own, own.new_zeros(())))

@@ -67,8 +67,27 @@ class Row(Divided):
 
 def is_linear(module: nn.Module) -> bool:
     """Returns whether a module is a linear layer that can be divided: torch's Linear or a Conv1D."""
-    is_conv = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-    return is_conv or (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward)
+    name = type(module).__name__
+    if isinstance(module, nn.Linear):
+        # Falcon's class has a forward of its own, which only avoids fused kernels.
+        return name == "FalconLinear" or type(module).forward is nn.Linear.forward
+    return name == "Conv1D" and hasattr(module, "nf")
+
+
+def linear_problem(module: nn.Module) -> str | None:
+    """Returns why a module is not a linear layer that can be divided, or None if it is one."""
+    kind = type(module).__name__
+    if not is_linear(module):
+        is_changed = isinstance(module, nn.Linear)
+        return f"a {kind} {'has another forward() than Linear' if is_changed else 'is not a linear layer'}"
+    if kind == "NonDynamicallyQuantizableLinear":
+        return "the attention around it reads its weight without calling it"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed from other parameters"
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}, not a plain parameter"
+    return None
 
 
 def outputs_of(module: nn.Module) -> int:
@@ -82,7 +101,12 @@ def inputs_of(module: nn.Module) -> int:
 
 
 def cut_outputs(
-    module: nn.Module, ranges: Ranges, axis: TensorAxis, *, gathers: bool = False, is_counted: bool = True
+    module: nn.Module,
+    ranges: Ranges,
+    axis: TensorAxis,
+    *,
+    gathers: bool = False,
+    is_counted: bool | tuple[bool, ...] = True,
 ) -> None:
     """Keeps some outputs of a linear layer.
 
@@ -91,7 +115,7 @@ def cut_outputs(
         ranges: The outputs of this rank.
         axis: The ranks.
         gathers: Whether the result has the outputs of all ranks.
-        is_counted: Whether no other rank counts the same outputs in norms.
+        is_counted: Whether no other rank counts the same outputs in norms, for all ranges or for each.
     """
     changed: Any = module
     weight, bias = _weight(module), changed.bias

@@ -23,13 +23,19 @@ _thread = threading.local()
 
 
 class SplitRegion(Divided):
-    """A module whose code between its column-parallel and its row-parallel layers works on slices."""
+    """A module whose code between its column-parallel and its row-parallel layers works on slices.
+
+    Attributes:
+        joined_heads: The number of a rank's heads, if attention weights are (batch x heads, queries, keys).
+    """
+
+    joined_heads: int = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module. In training, dropout on slices drops what it would drop in one process."""
         if not self.training:
             return super().forward(*args, **kwargs)
-        with _SplitDropout(self.tensor_axis):
+        with _SplitDropout(self.tensor_axis, self.joined_heads):
             return super().forward(*args, **kwargs)
 
 
@@ -41,9 +47,10 @@ def mark_split(is_split: bool) -> None:
 
 
 class _SplitDropout(TorchFunctionMode):
-    def __init__(self, axis: TensorAxis) -> None:
+    def __init__(self, axis: TensorAxis, joined_heads: int) -> None:
         super().__init__()
         self._axis = axis
+        self._joined_heads = joined_heads
         self.is_split = False
 
     def __enter__(self) -> Any:
@@ -71,6 +78,9 @@ class _SplitDropout(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0:
             return tensor
+        if tensor.ndim == 3 and self._joined_heads:
+            weights = tensor.unflatten(0, (-1, self._joined_heads))
+            return self._dropout(weights, p, training, inplace).flatten(0, 1)
         # Attention weights are (batch, heads, queries, keys) with a slice of the heads; other tensors have a
         # slice of their last dimension.
         dim = 1 if tensor.ndim == 4 else tensor.ndim - 1

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from smdp.torch.mesh.slices import even
 from smdp.torch.tensor_parallelism.functions import gather_from_ranks
 from smdp.torch.tensor_parallelism.layers.vocabulary_loss import vocabulary_cross_entropy
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
@@ -58,6 +59,8 @@ class SplitLogits(Tensor):
         if getattr(func, "__name__", "") == "__get__" or func in _OF_THE_WHOLE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func is torch.autograd.grad:
+            return _gradients(func, *args, **kwargs)
         handler = _HANDLERS.get(func)
         if handler is not None and isinstance(args[0] if args else None, SplitLogits):
             found = handler(func, *args, **kwargs)
@@ -75,6 +78,8 @@ class SplitLogits(Tensor):
 
 
 def _like(logits: SplitLogits, part: Tensor) -> SplitLogits:
+    if part is logits.part:
+        return logits  # as torch does, for example in float()
     return SplitLogits(part, logits.tensor_axis, logits.shape[-1])
 
 
@@ -82,6 +87,18 @@ def _elementwise(func: Callable[..., Tensor], logits: SplitLogits, *args: Any, *
     if any(isinstance(each, Tensor) and each.ndim > 0 for each in (*args, *kwargs.values())):
         return NotImplemented
     return _like(logits, func(logits.part, *args, **kwargs))
+
+
+def _added(func: Callable[..., Tensor], logits: SplitLogits, other: Any, **kwargs: Any) -> Any:
+    if not isinstance(other, Tensor) or other.ndim == 0:
+        return _elementwise(func, logits, other, **kwargs)
+    # A constant for each token, such as BART's bias. A sum with other shapes would not fit the slice.
+    fits = other.ndim <= logits.ndim and other.shape[-1] == logits.shape[-1] == other.numel()
+    if other.requires_grad or isinstance(other, SplitLogits) or not fits:
+        return NotImplemented
+    axis = logits.tensor_axis
+    begin, end = even(logits.shape[-1], axis.rank, axis.size)
+    return _like(logits, func(logits.part, other[..., begin:end], **kwargs))
 
 
 def _viewed(func: Callable[..., Tensor], logits: SplitLogits, *sizes: Any, **kwargs: Any) -> Any:
@@ -97,6 +114,12 @@ def _viewed(func: Callable[..., Tensor], logits: SplitLogits, *sizes: Any, **kwa
     elif shape[-1] != logits.shape[-1]:
         return NotImplemented
     return _like(logits, func(logits.part, (*shape[:-1], logits.part.shape[-1])))
+
+
+def _viewed_as(func: Callable[..., Tensor], logits: SplitLogits, other: Tensor) -> Any:
+    if not isinstance(other, SplitLogits):
+        return NotImplemented
+    return _like(logits, func(logits.part, other.part))
 
 
 def _indexed(func: Callable[..., Tensor], logits: SplitLogits, index: Any) -> Any:
@@ -138,7 +161,16 @@ def _cross_entropy(
     )
 
 
+def _gradients(
+    func: Callable[..., Any], outputs: Any, inputs: Any, grad_outputs: Any = None, **kwargs: Any
+) -> Any:
+    """Computes gradients of slices: those of the other slices are summed in the graph."""
+    outputs, grad_outputs = tree_map_only(SplitLogits, lambda each: each.part, (outputs, grad_outputs))
+    return func(outputs, inputs, grad_outputs, **kwargs)
+
+
 _OF_THE_PART = {Tensor.requires_grad.__get__, Tensor.grad_fn.__get__, Tensor.is_leaf.__get__}
+_OF_THE_PART.add(Tensor.untyped_storage)
 _OF_THE_WHOLE = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, torch.is_floating_point}
 _OF_THE_WHOLE |= {Tensor.stride, Tensor.element_size, Tensor.__len__, torch.numel, Tensor.__repr__}
 _ELEMENTWISE = [Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.to, Tensor.type]
@@ -152,11 +184,13 @@ _ELEMENTWISE += [
     torch.mul,
     torch.div,
 ]
-_ELEMENTWISE += [Tensor.neg, torch.neg, Tensor.true_divide, Tensor.__neg__]
+_ELEMENTWISE += [torch.ones_like, Tensor.neg, torch.neg, Tensor.true_divide, Tensor.__neg__]
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys((Tensor.add, Tensor.__add__, torch.add), _added),
     Tensor.view: _viewed,
     Tensor.reshape: _viewed,
+    Tensor.view_as: _viewed_as,
     Tensor.__getitem__: _indexed,
     F.cross_entropy: _cross_entropy,
 }

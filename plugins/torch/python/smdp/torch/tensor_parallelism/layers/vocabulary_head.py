@@ -26,11 +26,16 @@ class VocabularyHead(Column):
     """
 
     vocabulary: int
+    method_with_weights = "part_of_logits"
 
     def forward(self, tensor: Tensor) -> Tensor:
         """Returns the logits of all tokens, gathered if gradients are disabled."""
-        logits = SplitLogits(super().forward(tensor), self.tensor_axis, self.vocabulary)
+        logits = SplitLogits(self.part_of_logits(tensor), self.tensor_axis, self.vocabulary)
         return logits if torch.is_grad_enabled() else logits.gathered()
+
+    def part_of_logits(self, tensor: Tensor) -> Tensor:
+        """Returns the logits of this rank's tokens."""
+        return super().forward(tensor)
 
 
 def cut_head(module: nn.Module, axis: TensorAxis) -> None:

@@ -49,9 +49,8 @@ def vocabulary_cross_entropy(
     begin, _ = even(vocabulary, axis.rank, axis.size)
     shape = target.shape
     flat, kept = target.reshape(-1), target.reshape(-1) != ignore_index
-    losses = _Losses.apply(
-        logits.reshape(-1, logits.shape[-1]), flat, kept, axis, begin, vocabulary, label_smoothing, z_loss
-    )
+    rows = logits.reshape(len(flat), logits.shape[-1])
+    losses = _Losses.apply(rows, flat, kept, axis, begin, vocabulary, label_smoothing, z_loss)
     if reduction == "none":
         return losses.reshape(shape)
     total: Tensor = losses.sum()

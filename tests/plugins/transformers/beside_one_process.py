@@ -1,0 +1,55 @@
+"""Trains a divided model and the same model in one process, step by step, and compares them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensor_parallel_models import inputs_of
+from torch import Tensor
+
+from smdp.torch.mesh.cuts import cut_of
+
+
+def farthest(model: Any, alone: Any, family: str, steps: int) -> tuple[float, float]:
+    """Trains both for some steps of two microbatches, with the same batches and the same seeds.
+
+    Not AdamW: it would enlarge the rounding in gradients that are zero, such as those of the keys' bias.
+
+    Returns:
+        The largest difference of a loss, and the largest difference of an element of a gradient.
+    """
+    expected = dict(alone.named_parameters())
+    optimizers = [
+        torch.optim.SGD(each.parameters(), 1e-2, momentum=0.9, foreach=False) for each in (model, alone)
+    ]
+    far_loss = far_gradient = 0.0
+    for step in range(steps):
+        losses = []
+        for each, optimizer in zip((model, alone), optimizers, strict=True):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            for _ in range(2):
+                loss = each(**inputs_of(family)).loss
+                loss.backward()
+                losses.append(loss.item())
+        far_loss = max(far_loss, abs(losses[0] - losses[2]), abs(losses[1] - losses[3]))
+        far_gradient = max(
+            far_gradient, *(_far(each, expected[name].grad, name) for name, each in model.named_parameters())
+        )
+        for optimizer in optimizers:
+            optimizer.step()
+    return far_loss, far_gradient
+
+
+def _far(parameter: Any, whole: Tensor | None, name: str) -> float:
+    gradient = parameter.grad
+    if whole is None or gradient is None:
+        assert whole is gradient is None, f"only one of both models has a gradient of {name}"
+        return 0.0
+    cut = cut_of(parameter)
+    if cut is not None and cut.slices is not None:
+        whole = cut.slices.take(whole)
+    if hasattr(gradient, "full_tensor"):  # a DTensor's
+        gradient = gradient.full_tensor()
+    return (gradient - whole).abs().max().item() if whole.numel() else 0.0
