@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from typing import Any
 
 from torch import Tensor
@@ -12,29 +10,19 @@ from smdp.torch.tensor_parallelism.functions import copy_to_ranks
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
-class _Last(threading.local):
-    """The newest input of this thread and its copy. Weak references, so that neither outlives the layers."""
-
-    source: weakref.ref[Tensor] | None = None
-    copy: weakref.ref[Tensor] | None = None
-    key: Any = None
-
-
-_last = _Last()
-
-
 def shared_input(tensor: Tensor, axis: TensorAxis) -> Tensor:
     """Returns the input of a column-parallel layer; see copy_to_ranks().
 
-    Layers that are called one after another with the same tensor, such as query, key and value, share one
-    copy, so that backward sums their gradients first and then over the ranks, in one collective.
+    Layers that are called with the same tensor, such as query, key and value, share one copy, so that
+    backward sums their gradients first and then over the ranks, in one collective.
     """
+    # An attribute of the input: layers save the values of the copy, which do not keep the copy itself alive.
+    owner: Any = tensor
     key = (axis.number, tensor._version)
-    if _last.key == key and _last.source is not None and _last.source() is tensor:
-        copy = _last.copy() if _last.copy is not None else None
-        if copy is not None:
-            return copy
+    found: tuple[Any, Tensor] | None = getattr(owner, "_smdp_copy", None)
+    if found is not None and found[0] == key:
+        return found[1]
     copy = copy_to_ranks(tensor, axis)
     if copy is not tensor:
-        _last.source, _last.copy, _last.key = weakref.ref(tensor), weakref.ref(copy), key
+        owner._smdp_copy = (key, copy)
     return copy
