@@ -13,6 +13,7 @@ from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
+from smdp.torch.tensor_parallelism.sequence_plan import sequence_plan_of
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 M = TypeVar("M", bound=nn.Module)
@@ -23,6 +24,7 @@ def tensor_parallel(
     degree: int,
     plan: str | Mapping[str, str] = "auto",
     *,
+    sequence_parallel: bool = False,
     mesh: ParallelMesh | None = None,
 ) -> M:
     """Divides the layers of a model over `degree` ranks, in place.
@@ -34,6 +36,9 @@ def tensor_parallel(
         model: The model.
         degree: The number of ranks that share a model.
         plan: "auto", or words by patterns of module names, in which * stands for a part of a name.
+        sequence_parallel: Whether each rank holds a slice of the sequence between divided layers in
+            training, which divides the memory of norms, dropouts and residual additions by `degree`.
+            Layers must stand in a ModuleList, and the length of sequences must be a multiple of `degree`.
         mesh: The ranks along all axes. Default: all ranks of the world.
 
     Returns:
@@ -46,8 +51,9 @@ def tensor_parallel(
         raise ValueError("[smdp] tensor_parallel: this model has already been divided. Build a new model.")
     found = plan_of(model, degree, plan)
     found.check(model)
+    sequence = sequence_plan_of(model, found) if sequence_parallel else None
     mesh = mesh or ParallelMesh.of_world(tp=degree)
-    plans = on_every_rank(lambda: str(found))
+    plans = on_every_rank(lambda: f"{found}{', sequence parallel' if sequence else ''}")
     if any(other != plans[0] for other in plans):
         rank = next(rank for rank, other in enumerate(plans) if other != plans[0])
         raise ValueError(
@@ -58,6 +64,8 @@ def tensor_parallel(
     axis = TensorAxis(mesh)
     with torch.no_grad():
         found.apply(model, axis)
+        if sequence is not None:
+            sequence.apply(model, axis)
     return model
 
 
