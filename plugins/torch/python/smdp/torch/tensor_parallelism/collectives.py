@@ -35,14 +35,14 @@ def _max_(tensor: Tensor, axis: int) -> None:
 def _gather(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
     tensor = tensor.contiguous()
     found = tensor.new_empty((size, *tensor.shape))
-    dist.all_gather_into_tensor(found, tensor, group=axis_of(axis).group)
+    axis_of(axis).group.all_gather_single(found, tensor).wait()
     return found.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def _scatter_sum(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
     parts = tensor.unflatten(dim, (size, tensor.shape[dim] // size)).movedim(dim, 0).contiguous()
     found = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(found, parts, group=axis_of(axis).group)
+    axis_of(axis).group.reduce_scatter_single(found, parts).wait()
     return found
 
 
