@@ -11,6 +11,7 @@ from torch import nn
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.tensor_parallelism.host_span import warn_across_hosts
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
 from smdp.torch.tensor_parallelism.sequence_plan import sequence_plan_of
@@ -62,6 +63,7 @@ def tensor_parallel(
         )
     mesh.make_for_steps("tp", "rdp")
     axis = TensorAxis(mesh)
+    warn_across_hosts(model, found, axis)
     with torch.no_grad():
         found.apply(model, axis)
         if sequence is not None:
