@@ -71,6 +71,7 @@ def main() -> None:
     kinds: dict[str, Callable[[], nn.Module]] = {
         "one process": lambda: llama(options),
         "tensor_parallel": lambda: smdp.torch.tensor_parallel(llama(options), 2),
+        "sequence_parallel": lambda: smdp.torch.tensor_parallel(llama(options), 2, sequence_parallel=True),
         "DTensor on smdp": lambda: with_dtensor(llama(options), world),
         "DTensor on gloo": lambda: with_dtensor(llama(options), gloo),
     }
