@@ -16,13 +16,23 @@ def shared_input(tensor: Tensor, axis: TensorAxis) -> Tensor:
     Layers that are called with the same tensor, such as query, key and value, share one copy, so that
     backward sums their gradients first and then over the ranks, in one collective.
     """
-    # An attribute of the input: layers save the values of the copy, which do not keep the copy itself alive.
-    owner: Any = tensor
-    key = (axis.number, tensor._version)
-    found: tuple[Any, Tensor] | None = getattr(owner, "_smdp_copy", None)
-    if found is not None and found[0] == key:
-        return found[1]
+    found = shared_copy(tensor, axis)
+    if found is not None:
+        return found
     copy = copy_to_ranks(tensor, axis)
     if copy is not tensor:
-        owner._smdp_copy = (key, copy)
+        share_copy(tensor, copy, axis)
     return copy
+
+
+def shared_copy(tensor: Tensor, axis: TensorAxis) -> Tensor | None:
+    """Returns the copy of an input that an earlier layer has made, or None."""
+    found: tuple[Any, Tensor] | None = getattr(tensor, "_smdp_copy", None)
+    return found[1] if found is not None and found[0] == (axis.number, tensor._version) else None
+
+
+def share_copy(tensor: Tensor, copy: Tensor, axis: TensorAxis) -> None:
+    """Keeps the copy of an input for later layers."""
+    # An attribute of the input: layers save the values of the copy, which do not keep the copy itself alive.
+    owner: Any = tensor
+    owner._smdp_copy = ((axis.number, tensor._version), copy)

@@ -27,6 +27,7 @@ from smdp.torch.tensor_parallelism.layers.sequence import (
     linear_of_gathered,
 )
 from smdp.torch.tensor_parallelism.layers.split_dropout import mark_split
+from smdp.torch.tensor_parallelism.overlapped_linear import can_overlap, overlapped_linear
 from smdp.torch.tensor_parallelism.shared_input import shared_input
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
@@ -53,10 +54,12 @@ class Column(Divided):
         """Returns this rank's outputs, or all of them."""
         if self.sequence is not None and self.sequence.is_on:
             found = self._of_slice(tensor)
-        else:
-            if not self.takes_part:
-                tensor = shared_input(tensor, self.tensor_axis)
+        elif self.takes_part:
             found = super().forward(tensor)
+        elif can_overlap(tensor, _weight(self), self.tensor_axis):
+            found = overlapped_linear(tensor, _inputs_last(self), cast("Any", self).bias, self.tensor_axis)
+        else:
+            found = super().forward(shared_input(tensor, self.tensor_axis))
         mark_split(not self.gathers_output)
         return gather_from_ranks(found, -1, self.tensor_axis) if self.gathers_output else found
 
