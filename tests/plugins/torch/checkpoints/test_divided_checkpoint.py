@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from divided_models import PLAN, VOCABULARY, Model, loss_of, own_part
+from divided_models import PLAN, VOCABULARY, Fused, Model, divide_fused, loss_of, own_part
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_spawn import run
@@ -102,6 +102,38 @@ def changes_the_layout() -> None:
     assert all(map(torch.equal, again.parameters(), first.parameters()))
 
 
+def saves_ranges_once() -> None:
+    """Of a layer of which two ranks hold the same range, with shards that are cut elsewhere on each rank."""
+    folder = Path(os.environ["SAVE"])
+    for is_loaded in (False, True):
+        torch.manual_seed(int(is_loaded))
+        model = smdp.torch.DistributedDataParallel(divide_fused(Fused()))
+        plain = torch.optim.AdamW(model.parameters())
+        optimizer = smdp.torch.ShardedOptimizer(plain, model)
+        if is_loaded:
+            checkpoint.load(folder / "fused", model, optimizer)
+        else:
+            model(torch.ones(2, 5)).backward()
+            optimizer.step()
+            checkpoint.save(folder / "fused", model, optimizer)
+        both = {
+            "model.both.weight": torch.zeros(12, 5),
+            "optimizer.state.both.weight.exp_avg": torch.zeros(12, 5),
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(both, checkpoint_id=folder / "fused", no_dist=True)
+        weight = model.module.both.weight
+        assert torch.equal(weight, own_part(both["model.both.weight"], weight))
+        expected = own_part(both["optimizer.state.both.weight.exp_avg"], weight).flatten()
+        assert expected.all()
+        for piece, state in optimizer.local_state()["both.weight"]:
+            assert torch.equal(state["exp_avg"], expected[piece.begin : piece.end])
+    checkpoint.save_safetensors(folder / "fused files", model)
+    checkpoint.load_safetensors(folder / "fused files", model)
+    assert torch.equal(weight, own_part(both["model.both.weight"], weight))
+
+
 def refuses() -> None:
     folder = Path(os.environ["SAVE"])
     model, _ = made(2)
@@ -138,6 +170,7 @@ def takes_whole_states() -> None:
 
 def all_of_it() -> None:
     changes_the_layout()
+    saves_ranges_once()
     refuses()
     takes_whole_states()
 
