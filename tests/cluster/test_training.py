@@ -79,11 +79,13 @@ def torchrun(
     ]
 
 
-def check(processes: list[subprocess.Popen[Any]], ranks: int) -> None:
+def check(processes: list[subprocess.Popen[Any]], ranks: int) -> str:
+    """Waits until all ranks have said that they are right, and returns what they printed."""
     outputs = [process.communicate(timeout=200)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
     right = re.findall(rf"rank (\d+) of {ranks} is right", "".join(outputs))
     assert sorted(map(int, right)) == list(range(ranks))
+    return "".join(outputs)
 
 
 @pytest.mark.timeout(300)

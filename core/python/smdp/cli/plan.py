@@ -94,6 +94,8 @@ def show(found: Plan, *, most: int, explain: bool, console: Console) -> None:
         console.print(_ranking(found.options[:most]))
         best = found.options[0]
         console.print(f"Recommended: {best.candidate.describe()}", highlight=False, soft_wrap=True)
+        if division := best.candidate.division():
+            console.print(f"Divide with: {division}", highlight=False, soft_wrap=True)
         if use := best.candidate.use():
             console.print(f"Shard with: {use}", highlight=False, soft_wrap=True)
         console.print(
@@ -176,6 +178,7 @@ def as_json(found: Plan, *, most: int, explain: bool) -> str:
 def _entry(option: Option) -> dict[str, Any]:
     return {
         **asdict(option.candidate),
+        "divide_with": option.candidate.division(),
         "shard_with": option.candidate.use(),
         "step_seconds": option.seconds,
         "bubble": option.bubble,

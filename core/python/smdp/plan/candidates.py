@@ -54,7 +54,18 @@ class Candidate:
         if self.sharding == "none":
             return ""
         keeps = ", reshard_after_forward=False" if self.sharding == "zero2" else ""
+        if self.tensor > 1:
+            # Ranks that share a model are adjacent; parameters are sharded over the others.
+            names = 'mesh_dim_names=("data", "tensor")'
+            keeps += f', mesh=init_device_mesh(device, ({self.data}, {self.tensor}), {names})["data"]'
         return f"torch.distributed.fsdp.fully_shard(model{keeps})"
+
+    def division(self) -> str:
+        """Returns the call that divides layers like this; empty if they stay whole."""
+        if self.tensor == 1:
+            return ""
+        sequence = ", sequence_parallel=True" if self.sequence_parallel else ""
+        return f"smdp.torch.tensor_parallel(model, {self.tensor}{sequence})"
 
     def features(self) -> dict[int, str]:
         """Returns the features that the layout uses, keyed by their position in the order of AWS's advice."""
@@ -101,21 +112,11 @@ class Impossible:
 def layouts(model: Architecture, cluster: Cluster) -> Iterator[tuple[int, int, int] | Impossible]:
     """Yields every (pipeline, tensor, data) that uses all ranks, or Impossible if it breaks a rule."""
     count = sum(run.count for run in model.layers)
-    heads = min(run.heads for run in model.layers)
     for tensor in _divisors(cluster.ranks):
         what = f"tensor {tensor}"
-        if tensor & (tensor - 1):
-            yield Impossible(what, "tensor must be a power of two")
-            continue
-        if tensor > cluster.ranks_per_host:
-            yield Impossible(
-                what,
-                "tensor parallelism must stay within a host, which has"
-                f" {counted(cluster.ranks_per_host, 'rank')}",
-            )
-            continue
-        if heads % tensor:
-            yield Impossible(what, f"tensor must divide the {heads} attention heads")
+        problem = _problem_of_tensor(model, cluster, tensor)
+        if problem is not None:
+            yield Impossible(what, problem)
             continue
         for pipeline in _divisors(cluster.ranks // tensor):
             if pipeline > count:
@@ -124,8 +125,46 @@ def layouts(model: Architecture, cluster: Cluster) -> Iterator[tuple[int, int, i
             yield pipeline, tensor, cluster.ranks // tensor // pipeline
 
 
-def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Candidate | Impossible]:
-    """Yields all settings for a global batch of `batch` samples, and the impossible ones with the reason."""
+def _problem_of_tensor(model: Architecture, cluster: Cluster, tensor: int) -> str | None:
+    """Returns why layers cannot be divided over this many ranks, which are adjacent, or None."""
+    if tensor > cluster.ranks_per_host:
+        local = counted(cluster.ranks_per_host, "rank")
+        return f"tensor parallelism must stay within a host, which has {local}"
+    if cluster.ranks_per_host % tensor:
+        return f"tensor must divide the {counted(cluster.ranks_per_host, 'rank')} of a host"
+    for run in model.layers:
+        if run.heads % tensor:
+            return f"tensor must divide the {run.heads} attention heads"
+        keys = run.key_value_heads
+        if keys % tensor and tensor % keys:
+            return f"tensor must divide the {keys} key-value heads, or be a multiple of them"
+        for width in (run.ffn, run.shared_ffn):
+            if width % tensor:
+                return f"tensor must divide the inner width of {width}"
+    return None
+
+
+def _problem_of_sequence(model: Architecture, sequence: int, tensor: int) -> str | None:
+    """Returns why sequences cannot be divided over this many ranks, or None."""
+    tokens = model.sequence or sequence
+    if tokens % tensor:
+        return f"a sequence of {counted(tokens, 'token')} cannot be divided evenly among them"
+    if any(run.experts or run.has_cross_attention for run in model.layers):
+        return "routers of experts and cross-attention work on whole sequences"
+    return None
+
+
+def candidates(
+    model: Architecture, cluster: Cluster, batch: int, sequence: int
+) -> Iterator[Candidate | Impossible]:
+    """Yields all settings for a global batch of `batch` samples, and the impossible ones with the reason.
+
+    Args:
+        model: The model.
+        cluster: The machines.
+        batch: Samples per step, over all ranks.
+        sequence: Tokens per sample, unless the model fixes them.
+    """
     count = sum(run.count for run in model.layers)
     for layout in layouts(model, cluster):
         if isinstance(layout, Impossible):
@@ -143,6 +182,14 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
                 f"pipeline {pipeline} x tensor {tensor} x data {data}, sharding zero2 or zero3",
                 "a pipeline would reduce gradients, and gather parameters, for every microbatch",
             )
+        sequences = [False]
+        if tensor > 1:
+            problem = _problem_of_sequence(model, sequence, tensor)
+            if problem is None:
+                sequences.append(True)
+            else:
+                what = f"pipeline {pipeline} x tensor {tensor} x data {data}, sequence parallel"
+                yield Impossible(what, problem)
         for microbatches in _divisors(batch // data):
             if pipeline > 1 and microbatches % pipeline:
                 yield Impossible(
@@ -153,7 +200,7 @@ def candidates(model: Architecture, cluster: Cluster, batch: int) -> Iterator[Ca
             for schedule, virtual, active in _schedules(pipeline, microbatches, count):
                 for sharding, degree in _shardings(pipeline, data, local_ranks(cluster, layout)):
                     for checkpointing in CHECKPOINTINGS:
-                        for is_sequence_parallel in (False, True) if tensor > 1 else (False,):
+                        for is_sequence_parallel in sequences:
                             for is_offloaded in (False, True):
                                 yield Candidate(
                                     pipeline=pipeline,

@@ -117,7 +117,7 @@ def plan(
     clock = Clock(model, cluster, work_of(model, sequence), sequence, precision)
     found = Plan(cluster, batch, sequence, flash_attention, offload)
     usable = cluster.usable_memory
-    for one in candidates(model, cluster, batch):
+    for one in candidates(model, cluster, batch, sequence):
         if isinstance(one, Impossible):
             found.rejected.append(Rejected(one.what, one.why))
             continue
@@ -228,6 +228,9 @@ def stage_times(one: Candidate, clock: Clock, layers: int) -> dict[str, Any]:
     own_backward = [size * backward for size in sizes]
     own_forward[-1] += head_forward
     own_backward[-1] += head_backward
+    embedding_forward, embedding_backward = clock.embedding_times(one)
+    own_forward[0] += embedding_forward
+    own_backward[0] += embedding_backward
     return {
         "forward": own_forward,
         "backward_input": [seconds / 2 for seconds in own_backward],

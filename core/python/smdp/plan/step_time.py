@@ -50,6 +50,7 @@ class Clock:
         self._work = work
         self._tokens = model.sequence or sequence
         self._hidden = model.hidden
+        self._has_vocabulary = model.vocabulary > 0
         self._layers = sum(run.count for run in model.layers)
         self._parameters = parameters(model)
         self._states: StateBytes = state_bytes(precision, "none", 1)
@@ -59,14 +60,12 @@ class Clock:
         speed = self._cluster.flops * self._cluster.efficiency * one.tensor
         forward = self._work.layer * one.microbatch_size / speed
         backward = 2 * forward
-        collectives = 0.0
-        if one.tensor > 1:
-            # Two all-reduces in forward and two in backward. Sequence parallelism replaces each by a
-            # reduce-scatter and an all-gather, with the same bytes in total.
-            size = _WIRE_BYTES * self._tokens * one.microbatch_size * self._hidden
-            collectives = 2 * all_reduce_seconds(
-                size, one.tensor, latency=self._cluster.latency, bandwidth=self._cluster.interconnect
-            )
+        # Two all-reduces in forward and two in backward. Sequence parallelism replaces each by a
+        # reduce-scatter and an all-gather, with the same bytes in total. In backward it gathers two inputs
+        # once more.
+        collectives = 2 * self._all_reduce(one)
+        if one.sequence_parallel:
+            backward += collectives / 2
         if one.checkpointing == "selective":
             backward += self._work.scores * one.microbatch_size / speed
         elif one.checkpointing != "none":
@@ -77,7 +76,18 @@ class Clock:
         """Returns the seconds of the logits' forward and backward for one microbatch."""
         speed = self._cluster.flops * self._cluster.efficiency * one.tensor
         forward = self._work.head * one.microbatch_size / speed
-        return forward, 2 * forward
+        if not self._has_vocabulary:
+            return forward, 2 * forward
+        # The gradient of the logits' input is summed; sequence parallelism gathers this input.
+        whole = self._all_reduce(one)
+        return forward + (whole / 2 if one.sequence_parallel else 0.0), 2 * forward + whole
+
+    def embedding_times(self, one: Candidate) -> tuple[float, float]:
+        """Returns the seconds of summing the embedding's rows, and of gathering their gradient."""
+        if not self._has_vocabulary:
+            return 0.0, 0.0
+        whole = self._all_reduce(one)
+        return whole, whole / 2 if one.sequence_parallel else 0.0
 
     def hop(self, one: Candidate) -> float:
         """Returns the seconds of one transfer between stages."""
@@ -96,8 +106,12 @@ class Clock:
         layers = -(-self._layers // one.pipeline)
         forward, backward = self.layer_times(one)
         head_forward, head_backward = self.head_times(one)
-        stage_forward = layers * forward + head_forward
-        stage_backward = layers * backward + head_backward
+        ends_forward, ends_backward = self.embedding_times(one)
+        if one.pipeline > 1:
+            # The first stage, which has no logits.
+            ends_forward = ends_backward = 0.0
+        stage_forward = layers * forward + head_forward + ends_forward
+        stage_backward = layers * backward + head_backward + ends_backward
         both = stage_forward + stage_backward
         hop = self.hop(one)
         fill = one.pipeline - 1
@@ -120,6 +134,15 @@ class Clock:
         reduction = self._reduction(one, stage_backward)
         total = busy + waiting + hops + reduction
         return StepTime(total, stage_forward, stage_backward, hop, reduction, 1 - busy / total)
+
+    def _all_reduce(self, one: Candidate) -> float:
+        """Returns the seconds of summing a microbatch's activations over the tensor-parallel ranks."""
+        if one.tensor == 1:
+            return 0.0
+        size = _WIRE_BYTES * self._tokens * one.microbatch_size * self._hidden
+        return all_reduce_seconds(
+            size, one.tensor, latency=self._cluster.latency, bandwidth=self._cluster.interconnect
+        )
 
     def _reduction(self, one: Candidate, hidden_behind: float) -> float:
         if one.data == 1:

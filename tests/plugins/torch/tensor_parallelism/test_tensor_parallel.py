@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from divided_models import PLAN, VOCABULARY, Model, farthest, loss_of
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_spawn import run
 
 import smdp.torch
@@ -56,3 +57,25 @@ def test_two_ranks_train_like_one_process() -> None:
 
 def test_four_ranks_train_like_one_process() -> None:
     run(trains_like_one_process, 4)
+
+
+class Sums(TorchDispatchMode):
+    """Counts sums over the ranks."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.smdp.tp_sum_.default
+        return func(*args, **(kwargs or {}))
+
+
+def layers_share_the_gradient_of_their_input() -> None:
+    model = smdp.torch.tensor_parallel(Model(blocks=2), 2, PLAN)
+    with Sums() as sums:
+        loss_of(model, torch.randint(VOCABULARY, (3, 7))).backward()
+    # Two in forward and two in backward of each block; the embedding, the head's input and the loss.
+    assert sums.count == 2 * 4 + 3
+
+
+def test_layers_share_the_gradient_of_their_input() -> None:
+    run(layers_share_the_gradient_of_their_input)

@@ -6,26 +6,46 @@ torch.compile can trace a layer, without communication.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllreduceOptions
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
 from smdp.torch.tensor_parallelism.tensor_axis import axis_of
 
 _library = torch.library.Library("smdp", "FRAGMENT")
 _library.define("tp_sum_(Tensor(a!) tensor, int axis) -> ()")
+_library.define("tp_start_sum_(Tensor(a!) tensor, int axis) -> ()")
+_library.define("tp_wait_sum_(Tensor(a!) tensor, int axis) -> ()")
 _library.define("tp_max_(Tensor(a!) tensor, int axis) -> ()")
 _library.define("tp_gather(Tensor tensor, int dim, int size, int axis) -> Tensor")
 _library.define("tp_scatter_sum(Tensor tensor, int dim, int size, int axis) -> Tensor")
 _library.define("tp_exchange(Tensor tensor, int split_dim, int join_dim, int size, int axis) -> Tensor")
 
-_MAX = AllreduceOptions()
+# The calling thread runs these, because it waits anyway.
+_SUM, _MAX, _GATHER = AllreduceOptions(), AllreduceOptions(), AllgatherOptions()
+_SCATTER = ReduceScatterOptions()
 _MAX.reduceOp = dist.ReduceOp.MAX
+for _options in (_SUM, _MAX, _GATHER, _SCATTER):
+    _options.asyncOp = False
 
 
 def _sum_(tensor: Tensor, axis: int) -> None:
-    axis_of(axis).group.allreduce([tensor]).wait()
+    axis_of(axis).group.allreduce([tensor], _SUM).wait()
+
+
+# Sums that have been started, by their axis. A thread awaits a sum before it starts the next one.
+_started: dict[int, Any] = {}
+
+
+def _start_sum_(tensor: Tensor, axis: int) -> None:
+    _started[axis] = axis_of(axis).group.allreduce([tensor])
+
+
+def _wait_sum_(tensor: Tensor, axis: int) -> None:
+    _started.pop(axis).wait()
 
 
 def _max_(tensor: Tensor, axis: int) -> None:
@@ -35,14 +55,14 @@ def _max_(tensor: Tensor, axis: int) -> None:
 def _gather(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
     tensor = tensor.contiguous()
     found = tensor.new_empty((size, *tensor.shape))
-    axis_of(axis).group._allgather_base(found, tensor).wait()
+    axis_of(axis).group.all_gather_single(found, tensor, _GATHER).wait()
     return found.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def _scatter_sum(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
     parts = tensor.unflatten(dim, (size, tensor.shape[dim] // size)).movedim(dim, 0).contiguous()
     found = torch.empty_like(parts[0])
-    axis_of(axis).group._reduce_scatter_base(found, parts).wait()
+    axis_of(axis).group.reduce_scatter_single(found, parts, _SCATTER).wait()
     return found
 
 
@@ -79,6 +99,8 @@ def _fake_exchange(tensor: Tensor, split_dim: int, join_dim: int, size: int, axi
 
 for _name, _kernel, _fake in (
     ("tp_sum_", _sum_, _same_),
+    ("tp_start_sum_", _start_sum_, _same_),
+    ("tp_wait_sum_", _wait_sum_, _same_),
     ("tp_max_", _max_, _same_),
     ("tp_gather", _gather, _fake_gather),
     ("tp_scatter_sum", _scatter_sum, _fake_scatter_sum),
@@ -90,6 +112,8 @@ for _name, _kernel, _fake in (
 
 # Called directly, because looking an operator up by its attributes takes microseconds.
 sum_ = torch.ops.smdp.tp_sum_.default
+start_sum_ = torch.ops.smdp.tp_start_sum_.default
+wait_sum_ = torch.ops.smdp.tp_wait_sum_.default
 max_ = torch.ops.smdp.tp_max_.default
 gather = torch.ops.smdp.tp_gather.default
 scatter_sum = torch.ops.smdp.tp_scatter_sum.default

@@ -74,7 +74,8 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, axis: TensorAxis) -> Tensor:
         ctx.axis = axis
-        return tensor.view_as(tensor)
+        # Unlike a view, this does not keep the input alive, which may keep its copy.
+        return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from typing import Any
 
 import torch
@@ -13,31 +11,31 @@ from smdp.torch.tensor_parallelism.functions import copy_to_ranks
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
-class _Last(threading.local):
-    """The newest input of this thread and its copy. Weak references, so that neither outlives the layers."""
-
-    source: weakref.ref[Tensor] | None = None
-    copy: weakref.ref[Tensor] | None = None
-    key: Any = None
-
-
-_last = _Last()
-
-
 def shared_input(tensor: Tensor, axis: TensorAxis) -> Tensor:
     """Returns the input of a column-parallel layer; see copy_to_ranks().
 
-    Layers that are called one after another with the same tensor, such as query, key and value, share one
-    copy, so that backward sums their gradients first and then over the ranks, in one collective.
+    Layers that are called with the same tensor, such as query, key and value, share one copy, so that
+    backward sums their gradients first and then over the ranks, in one collective.
     """
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor  # tensors of torch.inference_mode() have no version
-    key = (axis.number, tensor._version)
-    if _last.key == key and _last.source is not None and _last.source() is tensor:
-        copy = _last.copy() if _last.copy is not None else None
-        if copy is not None:
-            return copy
+    found = shared_copy(tensor, axis)
+    if found is not None:
+        return found
     copy = copy_to_ranks(tensor, axis)
     if copy is not tensor:
-        _last.source, _last.copy, _last.key = weakref.ref(tensor), weakref.ref(copy), key
+        share_copy(tensor, copy, axis)
     return copy
+
+
+def shared_copy(tensor: Tensor, axis: TensorAxis) -> Tensor | None:
+    """Returns the copy of an input that an earlier layer has made, or None."""
+    found: tuple[Any, Tensor] | None = getattr(tensor, "_smdp_copy", None)
+    return found[1] if found is not None and found[0] == (axis.number, tensor._version) else None
+
+
+def share_copy(tensor: Tensor, copy: Tensor, axis: TensorAxis) -> None:
+    """Keeps the copy of an input for later layers."""
+    # An attribute of the input: layers save the values of the copy, which do not keep the copy itself alive.
+    owner: Any = tensor
+    owner._smdp_copy = ((axis.number, tensor._version), copy)

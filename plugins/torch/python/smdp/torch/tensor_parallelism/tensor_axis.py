@@ -45,6 +45,11 @@ class TensorAxis:
         return self.mesh.ranks("tp").index(self.mesh.rank)
 
     @property
+    def is_across_hosts(self) -> bool:
+        """Whether the ranks are on several hosts."""
+        return self.size > 1 and len(self.group.core.hosts) > 1
+
+    @property
     def group(self) -> ProcessGroupSmdp:
         """The group of these ranks for the communication of steps."""
         return self.mesh.step_group("tp")

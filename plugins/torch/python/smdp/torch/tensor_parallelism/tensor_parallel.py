@@ -13,6 +13,7 @@ from smdp.torch.initialization.delayed_initialization import materialize, record
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.tensor_parallelism.earlier_uses import check_earlier_uses
+from smdp.torch.tensor_parallelism.host_span import warn_across_hosts
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning import plan_of
 from smdp.torch.tensor_parallelism.preconditions import (
@@ -23,6 +24,7 @@ from smdp.torch.tensor_parallelism.preconditions import (
 )
 from smdp.torch.tensor_parallelism.same_forwards import SameForwards
 from smdp.torch.tensor_parallelism.same_values import take_same_values
+from smdp.torch.tensor_parallelism.sequence_plan import sequence_plan_of
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 M = TypeVar("M", bound=nn.Module)
@@ -33,6 +35,7 @@ def tensor_parallel(
     degree: int,
     plan: str | Mapping[str, str] = "auto",
     *,
+    sequence_parallel: bool = False,
     mesh: ParallelMesh | None = None,
 ) -> M:
     """Divides the layers of a model over `degree` ranks, in place.
@@ -51,6 +54,9 @@ def tensor_parallel(
         model: The model.
         degree: The number of ranks that share a model.
         plan: "auto", or words by patterns of module names, in which * stands for a part of a name.
+        sequence_parallel: Whether each rank holds a slice of the sequence between divided layers in
+            training, which divides the memory of norms, dropouts and residual additions by `degree`.
+            Layers must stand in a ModuleList, and the length of sequences must be a multiple of `degree`.
         mesh: The ranks along all axes. Default: all ranks of the world.
 
     Returns:
@@ -62,17 +68,23 @@ def tensor_parallel(
     if degree == 1 and not dist.is_initialized():
         return model
     check_ranks(degree, mesh)
-    found = agreed_plan(model, degree, plan)
+    found = agreed_plan(model, degree, plan, sequence_parallel=sequence_parallel)
     if degree == 1:
         return model
+    sequence = sequence_plan_of(model, found) if sequence_parallel else None
     axis = divide_model(model, found, mesh or ParallelMesh.of_world(tp=degree))
+    if sequence is not None:
+        with torch.no_grad():
+            sequence.apply(model, axis)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         materialize(model, lambda name: True)
     model.register_forward_pre_hook(SameForwards(axis), with_kwargs=True)
     return model
 
 
-def agreed_plan(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> TensorParallelPlan:
+def agreed_plan(
+    model: nn.Module, degree: int, plan: str | Mapping[str, str], *, sequence_parallel: bool = False
+) -> TensorParallelPlan:
     """Returns the plan of a model, after checks that it can be applied. Collective over all ranks of the job.
 
     Raises:
@@ -92,7 +104,9 @@ def agreed_plan(model: nn.Module, degree: int, plan: str | Mapping[str, str]) ->
             }
         )
         made.append(found)
-        return str(found), shapes_of(model)
+        if sequence_parallel:
+            sequence_plan_of(model, found)
+        return f"{found}{', sequence parallel' if sequence_parallel else ''}", shapes_of(model)
 
     made: list[TensorParallelPlan] = []
     # An error on one rank is raised on all, so that no rank waits for another one.
@@ -115,6 +129,7 @@ def divide_model(model: nn.Module, plan: TensorParallelPlan, mesh: ParallelMesh)
     record_initialization(model)
     mesh.make_for_steps("tp", "rdp")
     axis = TensorAxis(mesh)
+    warn_across_hosts(model, plan, axis)
     take_same_values(model, axis)
     with torch.no_grad():
         plan.apply(model, axis)

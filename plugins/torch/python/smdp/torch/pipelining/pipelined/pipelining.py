@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from smdp.partition import Trace
-from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.engine.program import LossFunction, Program, loss_of
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
@@ -159,9 +158,6 @@ def pipeline_of(
         join_mesh(model, mesh)
     elif tensor > 1:
         divide_model(model, agreed_plan(model, tensor, "auto"), mesh)
-        if any(each.is_meta for each in (*model.parameters(), *model.buffers())):
-            # Traces need the sizes of slices, which parameters have from here on.
-            materialize(model, lambda name: True, options.device)
     return split_over_ranks(model, mesh, options, example, assign, loss_fn=weighed_loss)
 
 

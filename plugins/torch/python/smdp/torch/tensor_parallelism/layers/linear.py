@@ -13,9 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from smdp.torch.mesh.slices import Slices
-from smdp.torch.tensor_parallelism.functions import gather_from_ranks, split_over_ranks, sum_over_ranks
+from smdp.torch.tensor_parallelism.functions import (
+    gather_from_ranks,
+    split_over_ranks,
+    sum_and_scatter,
+    sum_over_ranks,
+)
 from smdp.torch.tensor_parallelism.layers.divided import Divided, cut_parameter, divide
+from smdp.torch.tensor_parallelism.layers.sequence import (
+    SequenceSlices,
+    gathered_input,
+    is_gathered,
+    linear_of_gathered,
+)
 from smdp.torch.tensor_parallelism.layers.split_dropout import mark_split
+from smdp.torch.tensor_parallelism.overlapped_linear import can_overlap, overlapped_linear
 from smdp.torch.tensor_parallelism.shared_input import shared_input
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
@@ -29,18 +41,37 @@ class Column(Divided):
         gathers_output: Whether the result has the outputs of all ranks.
         takes_part: Whether the input's gradient is summed elsewhere, because other code has copied the input
             to the ranks.
+        sequence: Whether the input is a slice of the sequence, or has been gathered from one.
+        gathers_input: Whether the input is a slice that the layer gathers.
     """
 
     gathers_output: bool = False
     takes_part: bool = False
+    sequence: SequenceSlices | None = None
+    gathers_input: bool = False
 
     def forward(self, tensor: Tensor) -> Tensor:
         """Returns this rank's outputs, or all of them."""
-        if not self.takes_part:
-            tensor = shared_input(tensor, self.tensor_axis)
-        found: Tensor = super().forward(tensor)
+        if self.sequence is not None and self.sequence.is_on:
+            found = self._of_slice(tensor)
+        elif self.takes_part:
+            found = super().forward(tensor)
+        elif can_overlap(tensor, _weight(self), self.tensor_axis):
+            found = overlapped_linear(tensor, _inputs_last(self), cast("Any", self).bias, self.tensor_axis)
+        else:
+            found = super().forward(shared_input(tensor, self.tensor_axis))
         mark_split(not self.gathers_output)
         return gather_from_ranks(found, -1, self.tensor_axis) if self.gathers_output else found
+
+    def _of_slice(self, tensor: Tensor) -> Tensor:
+        if self.gathers_input:
+            tensor = gathered_input(tensor, self.tensor_axis)
+        elif not is_gathered(tensor):
+            raise RuntimeError(
+                "[smdp] sequence_parallel: a layer that is divided by outputs must be called with the input"
+                " of the module around it, and was called with another tensor. Use sequence_parallel=False."
+            )
+        return linear_of_gathered(tensor, _inputs_last(self), cast("Any", self).bias)
 
 
 class Row(Divided):
@@ -48,20 +79,23 @@ class Row(Divided):
 
     Attributes:
         splits_input: Whether the input has all values, of which this rank uses its slice.
+        sequence: Whether the output is a slice of the sequence.
     """
 
     splits_input: bool = False
+    sequence: SequenceSlices | None = None
     weight: Tensor
     bias: Tensor | None
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """Returns the outputs, which are the same on all ranks."""
+        """Returns the outputs, which are the same on all ranks, or this rank's slice of the sequence."""
         axis = self.tensor_axis
         if self.splits_input:
             tensor = split_over_ranks(tensor, -1, axis)
-        weight = self.weight if isinstance(self, nn.Linear) else self.weight.t()
-        found = sum_over_ranks(F.linear(tensor, weight), axis)
-        mark_split(False)
+        is_sequence = self.sequence is not None and self.sequence.is_on
+        parts = F.linear(tensor, _inputs_last(self))
+        found = sum_and_scatter(parts, 1, axis) if is_sequence else sum_over_ranks(parts, axis)
+        mark_split(False, is_sequence=is_sequence)
         return found if self.bias is None else found + self.bias
 
 
@@ -142,6 +176,11 @@ def cut_inputs(module: nn.Module, ranges: Ranges, axis: TensorAxis, *, splits: b
     if isinstance(module, nn.Linear):
         module.in_features = slices.length
     divide(module, Row, axis, splits_input=splits)
+
+
+def _inputs_last(module: nn.Module) -> Tensor:
+    weight = _weight(module)
+    return weight if isinstance(module, nn.Linear) else weight.t()
 
 
 def _weight(module: Any) -> Tensor:

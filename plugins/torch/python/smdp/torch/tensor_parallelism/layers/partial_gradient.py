@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,21 +13,34 @@ from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.slices import Slices
 from smdp.torch.tensor_parallelism.collectives import sum_
 from smdp.torch.tensor_parallelism.functions import copy_to_ranks
+from smdp.torch.tensor_parallelism.layers.sequence import SequenceSlices
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
-def sum_gradients(module: nn.Module, axis: TensorAxis) -> None:
+def sum_gradients(
+    module: nn.Module,
+    axis: TensorAxis,
+    names: Sequence[str] | None = None,
+    sequence: SequenceSlices | None = None,
+) -> None:
     """Makes backward sum the gradients of a module's own parameters over the ranks.
 
     A hook on `.grad` would sum what earlier microbatches have added once more, so the sum is a part of the
     graph: reading a parameter in the module's forward returns a copy whose gradient is summed.
 
     A parameter that is cut is summed over the ranks that hold the same slice.
+
+    Args:
+        module: The module.
+        axis: The ranks.
+        names: Names of the parameters. Default: all of them.
+        sequence: If passed, gradients are summed only while the module works on slices of the sequence.
     """
-    names = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
+    own = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
     changed: Any = module
-    changed.__class__ = _derived(changed.__class__, names)
+    changed.__class__ = _derived(changed.__class__, own if names is None else tuple(names))
     changed._smdp_sums = axis
+    changed._smdp_sums_if = sequence
 
 
 @functools.cache
@@ -49,6 +63,9 @@ def _read(module: Any, name: str) -> Tensor | None:
     parameter: Tensor | None = module._parameters[name]
     is_used = module.__dict__.get("_smdp_is_in_forward", False) and torch.is_grad_enabled()
     if parameter is None or not (parameter.requires_grad and is_used):
+        return parameter
+    sequence: SequenceSlices | None = module._smdp_sums_if
+    if sequence is not None and not sequence.is_on:
         return parameter
     axis: TensorAxis = module._smdp_sums
     cut = cut_of(parameter)

@@ -35,23 +35,36 @@ class SplitRegion(Divided):
         """Calls the module. In training, dropout on slices drops what it would drop in one process."""
         if not self.training:
             return super().forward(*args, **kwargs)
-        with _SplitDropout(self.tensor_axis, self.joined_heads):
+        with SplitDropout(self.tensor_axis, self.joined_heads):
             return super().forward(*args, **kwargs)
 
 
-def mark_split(is_split: bool) -> None:
-    """Records whether the code that follows in the innermost region works on slices."""
+def mark_split(is_split: bool, *, is_sequence: bool = False) -> None:
+    """Records whether the code that follows in the innermost region works on slices.
+
+    Args:
+        is_split: Whether it works on slices of heads or of the last dimension.
+        is_sequence: Whether it works on slices of the sequence.
+    """
     region = getattr(_thread, "region", None)
     if region is not None:
-        region.is_split = is_split
+        region.is_split, region.is_sequence = is_split, is_sequence
 
 
-class _SplitDropout(TorchFunctionMode):
-    def __init__(self, axis: TensorAxis, joined_heads: int) -> None:
+class SplitDropout(TorchFunctionMode):
+    """Replaces dropout on slices inside a region.
+
+    Args:
+        axis: The ranks that hold the slices.
+        joined_heads: See `SplitRegion`.
+        is_sequence: Whether the region begins with slices of the sequence.
+    """
+
+    def __init__(self, axis: TensorAxis, joined_heads: int = 0, *, is_sequence: bool = False) -> None:
         super().__init__()
         self._axis = axis
         self._joined_heads = joined_heads
-        self.is_split = False
+        self.is_split, self.is_sequence = False, is_sequence
 
     def __enter__(self) -> Any:
         self._outer = getattr(_thread, "region", None)
@@ -66,10 +79,11 @@ class _SplitDropout(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.is_split:
+        # The mode of an outer region sees the functions of inner ones, too.
+        if (self.is_split or self.is_sequence) and _thread.region is self:
             if func is F.dropout:
                 return self._dropout(*args, **kwargs)
-            if func is F.scaled_dot_product_attention:
+            if self.is_split and func is F.scaled_dot_product_attention:
                 return self._attention(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -82,8 +96,8 @@ class _SplitDropout(TorchFunctionMode):
             weights = tensor.unflatten(0, (-1, self._joined_heads))
             return self._dropout(weights, p, training, inplace).flatten(0, 1)
         # Attention weights are (batch, heads, queries, keys) with a slice of the heads; other tensors have a
-        # slice of their last dimension.
-        dim = 1 if tensor.ndim == 4 else tensor.ndim - 1
+        # slice of their last dimension, or of the sequence.
+        dim = 1 if tensor.ndim == 4 or self.is_sequence else tensor.ndim - 1
         shape = list(tensor.shape)
         shape[dim] *= self._axis.size
         mask = tensor.new_empty(shape).bernoulli_(1 - p).div_(1 - p)
