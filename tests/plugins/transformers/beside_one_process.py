@@ -17,7 +17,8 @@ def farthest(model: Any, alone: Any, family: str, steps: int) -> tuple[float, fl
     Not AdamW: it would enlarge the rounding in gradients that are zero, such as those of the keys' bias.
 
     Returns:
-        The largest difference of a loss, and the largest difference of an element of a gradient.
+        The largest difference of a loss, and of an element of a gradient. Where a gradient has elements above
+        1, its difference is relative to the largest one.
     """
     expected = dict(alone.named_parameters())
     optimizers = [
@@ -47,9 +48,12 @@ def _far(parameter: Any, whole: Tensor | None, name: str) -> float:
     if whole is None or gradient is None:
         assert whole is gradient is None, f"only one of both models has a gradient of {name}"
         return 0.0
+    largest = whole.abs().max().item()
     cut = cut_of(parameter)
     if cut is not None and cut.slices is not None:
         whole = cut.slices.take(whole)
     if hasattr(gradient, "full_tensor"):  # a DTensor's
         gradient = gradient.full_tensor()
-    return (gradient - whole).abs().max().item() if whole.numel() else 0.0
+    if not whole.numel():
+        return 0.0
+    return (gradient - whole).abs().max().item() / max(1.0, largest)

@@ -79,7 +79,7 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 8,
             "num_experts": 4,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
         },
     ),
     "DeepseekV2": (
@@ -95,7 +95,7 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
             "n_routed_experts": 4,
             "n_shared_experts": 1,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "first_k_dense_replace": 1,
         },
     ),
@@ -130,7 +130,7 @@ def made(family: str, dropout: float = DROPOUT) -> Any:
     for each in (config, *filter(None, parts)):
         drops = [key for key, value in vars(each).items() if "drop" in key and isinstance(value, float | int)]
         # Not through the attribute: MPT's config declares its probability as an integer.
-        vars(each).update({key: dropout for key in drops if "layer" not in key})
+        vars(each).update({key: dropout or 0 for key in drops if "layer" not in key})
     if torch.get_default_dtype() == torch.float64:
         config._experts_implementation = "eager"  # the others have single precision only
     return getattr(transformers, name + head)(config).train()

@@ -58,7 +58,8 @@ def train_all() -> dict[str, Any]:
 def check(families: tuple[str, ...], ranks: int, steps: int, is_double: bool) -> list[str]:
     env = {"FAMILIES": ";".join(families), "STEPS": str(steps), "IS_DOUBLE": str(is_double)}
     results = run(train_all, ranks, timeout=560, env=env)
-    lines = []
+    bound, kind = (1e-9, "float64") if is_double else (1e-5, "float32")
+    lines, wrong = [], []
     for family in families:
         found = [rank.get(family, "not reached") for rank in results]
         assert not [each for each in found if isinstance(each, str)], (family, found)
@@ -66,11 +67,10 @@ def check(families: tuple[str, ...], ranks: int, steps: int, is_double: bool) ->
         whole = [name for name in found[0][2] if not name.endswith(("kv_a_proj_with_mqa", "mlp.gate"))]
         assert whole == [], family
         loss, gradient = (max(each[place] for each in found) for place in (0, 1))
-        lines.append(
-            f"{family:16} tp {ranks} {'float64' if is_double else 'float32'} {loss:.1e} {gradient:.1e}"
-        )
-        assert loss < (1e-9 if is_double else 1e-5), lines[-1]
-        assert gradient < (1e-9 if is_double else 1e-5), lines[-1]
+        lines.append(f"{family:16} tp {ranks} {kind} loss {loss:.1e} gradient {gradient:.1e}")
+        if max(loss, gradient) > bound:
+            wrong.append(lines[-1])
+    assert wrong == []
     return lines
 
 

@@ -12,6 +12,13 @@ from smdp.torch.tensor_parallelism.layers.divided import cut_parameter, divide
 from smdp.torch.tensor_parallelism.layers.experts import ExpertSlices
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
+# Bytes, for torch.nn.functional.grouped_mm.
+_ALIGNMENT = 16
+
+
+def _is_grouped(module: Any) -> bool:
+    return getattr(getattr(module, "config", None), "_experts_implementation", None) == "grouped_mm"
+
 
 @dataclass(frozen=True)
 class PackedDim:
@@ -46,8 +53,15 @@ class Experts:
             return "a norm follows each expert, and it needs whole outputs"
         for name, packed in self.parameters.items():
             length = found[name].shape[packed.dim]
-            if length % (packed.count * size):
+            width, rest = divmod(length // packed.count, size)
+            if rest:
                 return f"a width of {length // packed.count} is not a multiple of {size}"
+            if _is_grouped(module) and width * found[name].element_size() % _ALIGNMENT:
+                return (
+                    f"torch's grouped product needs rows of a multiple of {_ALIGNMENT} bytes, and those of a rank"
+                    f" would be {width} values of {found[name].element_size()} bytes. There is no such limit"
+                    ' after model.set_experts_implementation("eager")'
+                )
         return None
 
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
