@@ -151,5 +151,5 @@ def test_layers_keep_what_the_memory_model_says() -> None:
 
 def test_models_that_cannot_be_divided_by_sequence_are_refused() -> None:
     model = Model()
-    with pytest.raises(ValueError, match="module 'blocks.0.query' has heads"):
+    with pytest.raises(ValueError, match="query' has heads"):
         sequence_plan_of(model, smdp.torch.tensor_parallel_plan(model, 2, PLAN))
