@@ -1,8 +1,8 @@
 // GB of float32 per second that one core codes, by wire type: the rates of core/src/cost/coding_cost.h.
 //
-//   tox -e core
+//   tox -e core-released
 //   g++ -O3 -std=c++20 -Icore/src -Icore/include tests/benchmarks/wire_types.cpp \
-//       .tox/core/build/tests/libsmdp_internal.a -lpthread -o wire_types && ./wire_types
+//       .tox/core-released/threads/tests/libsmdp_internal.a -lpthread -o wire_types && ./wire_types
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -46,6 +46,7 @@ def test_accelerate_by_name() -> None:
     assert "all is right on 2 ranks" in done.stdout
 
 
+@pytest.mark.slow
 def test_plugin_on_the_trainers_path(tmp_path: Path) -> None:
     """There Accelerate wraps the model as elsewhere, with the plugin and all that the arguments ask for."""
     pytest.importorskip("transformers")

@@ -256,7 +256,9 @@ def run_command(words: list[str]) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("launcher", [SMDP_RUN, []], ids=["smdp run", "Lightning"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(SMDP_RUN, marks=pytest.mark.slow), []], ids=["smdp run", "Lightning"]
+)
 def test_by_name_alone(launcher: list[str], tmp_path: Path) -> None:
     """Nobody imports smdp."""
     script = tmp_path / "by_name.py"
@@ -306,5 +308,5 @@ def test_mpirun_without_mpi4py(tmp_path: Path) -> None:
 )
 def test_example(launcher: list[str]) -> None:
     pytest.importorskip("transformers", "5")
-    told = started(launcher, str(EXAMPLE), "--steps", "20")
-    assert float(re.findall(r"perplexity ([\d.]+)", told)[0]) < 40
+    told = started(launcher, str(EXAMPLE), "--steps", "5")
+    assert float(re.findall(r"perplexity ([\d.]+)", told)[0]) < 80  # 256 before training

@@ -48,8 +48,8 @@ def last_losses(output: str) -> list[str]:
     return re.findall(r"last losses: \[(.*)\]", output)
 
 
-# tests/launchers has mpirun; here it is left to those that run by name.
-@pytest.mark.parametrize("launcher", ["smdp run", pytest.param("mpirun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["smdp run", "mpirun"])
 def test_killed_and_resumed(launcher: str, tmp_path: Path) -> None:
     if shutil.which(LAUNCHERS[launcher][0]) is None:
         pytest.skip(f"needs {launcher}")

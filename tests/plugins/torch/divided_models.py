@@ -8,6 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from smdp.torch.mesh.cuts import cut_of
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.tensor_parallelism.actions import blocks
+from smdp.torch.tensor_parallelism.actions.linears import Columns
+from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
+from smdp.torch.tensor_parallelism.tensor_parallel import divide_model
 
 VOCABULARY, WIDTH, HEADS = 31, 16, 4
 PLAN = {
@@ -98,3 +103,25 @@ def farthest(model: nn.Module, alone: nn.Module, *, gradients: bool = True) -> f
             if mine is not None and theirs is not None and mine.numel()
         ]
     return max(found)
+
+
+class Fused(nn.Module):
+    """Queries of two heads and a key head in one layer, as with multi-query attention; returns a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(5, 12)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the mean over the inputs of a sum over this rank's heads."""
+        found = self.both(inputs)
+        queries, key = found[..., :-4].unflatten(-1, (-1, 4)), found[..., -4:].unsqueeze(-2)
+        return ((queries * key).sum(-1) ** 2).sum(-1).mean()
+
+
+def divide_fused(model: Fused) -> Fused:
+    """Divides the queries over two ranks, both of which hold the key head."""
+    heads = (blocks.Block(8, 2), blocks.Block(4, 1, may_repeat=True))
+    plan = TensorParallelPlan("Fused", 2, "a test", {"both": Columns(heads)})
+    divide_model(model, plan, ParallelMesh.of_world(tp=2))
+    return model

@@ -69,6 +69,7 @@ def test_resumed_in_four(trained: tuple[Path, str]) -> None:
     assert "step 15: loss" in output and (folder / "step-15" / ".metadata").exists()
 
 
+@pytest.mark.slow
 def test_a_difference_is_found(trained: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = trained
     told = folder / "step-10" / "digests.json"

@@ -96,6 +96,5 @@ def test_in_stages(tmp_path: Path) -> None:
 
 
 def test_one_process(tmp_path: Path) -> None:
-    alone = [sys.executable, str(EXAMPLE), "--output", str(tmp_path), "--steps", "10"]
-    done = run(alone)
-    assert logged(done.stdout) and "perplexity" in done.stdout
+    done = run([sys.executable, str(EXAMPLE), "--output", str(tmp_path), "--steps", "5"])
+    assert perplexity(done.stdout) < 80  # 256 before training

@@ -155,7 +155,7 @@ ROOMS: dict[str, set[str]] = {
     "pipelining.pipelined": _BELOW_ENGINE
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
     | {"initialization", "mesh", "process_group", "recompute", "tensor_parallelism"},
-    "precision": {"pipelining.pipelined", "pipelining.tensors", "mesh", "optimizers"},
+    "precision": {"pipelining.pipelined", "pipelining.tensors", "sharding", "mesh", "optimizers"},
     "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "sharding", "optimizers", "mesh"},
     # SMP's API.
     "model_parallel.job": {"pipelining.transfers", "mesh"},

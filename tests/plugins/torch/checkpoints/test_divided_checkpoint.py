@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from divided_models import PLAN, VOCABULARY, Model, loss_of, own_part
+from divided_models import PLAN, VOCABULARY, Fused, Model, divide_fused, loss_of, own_part
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_spawn import run
@@ -38,6 +38,13 @@ def made(degree: int, *, is_sharded: bool = False, has_replicas: bool = True) ->
     return model, smdp.torch.ShardedOptimizer(plain, model) if is_sharded else plain  # type: ignore[arg-type]
 
 
+def staged() -> tuple[nn.Module, Optimizer]:
+    """Two stages of two slices."""
+    model = smdp.torch.tensor_parallel(whole(), 2, PLAN)
+    pipe = smdp.torch.pipeline(model, 2, 2, "1f1b", {"tokens": torch.zeros(2, 7, dtype=torch.long)})
+    return pipe, torch.optim.AdamW(pipe.parameters(), lr=1e-2)
+
+
 def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
     for step in steps:
         optimizer.zero_grad()
@@ -60,7 +67,8 @@ def read_alone(folder: Path) -> dict[str, Tensor]:
 
 def check(model: nn.Module, optimizer: Optimizer, expected: dict[str, Tensor]) -> None:
     """Every rank's part has the bits of the whole."""
-    for name, parameter in getattr(model, "module", model).named_parameters():
+    is_wrapped = isinstance(model, smdp.torch.DistributedDataParallel)
+    for name, parameter in (model.module if is_wrapped else model).named_parameters():
         assert torch.equal(parameter, own_part(expected[f"model.{name}"], parameter)), name
         for key in MOMENTS if parameter in optimizer.state else ():
             part = own_part(expected[f"optimizer.state.{name}.{key}"], parameter)
@@ -68,7 +76,7 @@ def check(model: nn.Module, optimizer: Optimizer, expected: dict[str, Tensor]) -
 
 
 def changes_the_layout() -> None:
-    """From two slices of two replicas to four slices, to four replicas, and back to two by two."""
+    """From two slices of two replicas to four slices, four replicas, two stages of two slices, and back."""
     folder = Path(os.environ["SAVE"])
     first, first_optimizer = made(2)
     train(first, first_optimizer, range(2))
@@ -95,11 +103,56 @@ def changes_the_layout() -> None:
         for key, value in read_alone(last).items():
             assert torch.equal(value, expected[key]), (number, key)
 
+    pipe, its_own = staged()
+    checkpoint.load(last, pipe, its_own)
+    check(pipe, its_own, expected)
+    assert len(list(pipe.parameters())) < len(list(first.parameters()))
+    last = folder / "stages"
+    checkpoint.save(last, pipe, its_own)
+    for key, value in read_alone(last).items():
+        assert torch.equal(value, expected[key]), key
+    checkpoint.save_safetensors(folder / "files", pipe)
+    checkpoint.load_safetensors(folder / "files", pipe)
+    check(pipe, its_own, expected)
+
     again, optimizer = made(2, is_sharded=True)
     checkpoint.load(last, again, optimizer)
+    checkpoint.load_safetensors(folder / "files", again)
     for each in ((first, first_optimizer), (again, optimizer)):
         train(*each, range(2, 4))
     assert all(map(torch.equal, again.parameters(), first.parameters()))
+
+
+def saves_ranges_once() -> None:
+    """Of a layer of which two ranks hold the same range, with shards that are cut elsewhere on each rank."""
+    folder = Path(os.environ["SAVE"])
+    for is_loaded in (False, True):
+        torch.manual_seed(int(is_loaded))
+        model = smdp.torch.DistributedDataParallel(divide_fused(Fused()))
+        plain = torch.optim.AdamW(model.parameters())
+        optimizer = smdp.torch.ShardedOptimizer(plain, model)
+        if is_loaded:
+            checkpoint.load(folder / "fused", model, optimizer)
+        else:
+            model(torch.ones(2, 5)).backward()
+            optimizer.step()
+            checkpoint.save(folder / "fused", model, optimizer)
+        both = {
+            "model.both.weight": torch.zeros(12, 5),
+            "optimizer.state.both.weight.exp_avg": torch.zeros(12, 5),
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(both, checkpoint_id=folder / "fused", no_dist=True)
+        weight = model.module.both.weight
+        assert torch.equal(weight, own_part(both["model.both.weight"], weight))
+        expected = own_part(both["optimizer.state.both.weight.exp_avg"], weight).flatten()
+        assert expected.all()
+        for piece, state in optimizer.local_state()["both.weight"]:
+            assert torch.equal(state["exp_avg"], expected[piece.begin : piece.end])
+    checkpoint.save_safetensors(folder / "fused files", model)
+    checkpoint.load_safetensors(folder / "fused files", model)
+    assert torch.equal(weight, own_part(both["model.both.weight"], weight))
 
 
 def refuses() -> None:
@@ -138,6 +191,7 @@ def takes_whole_states() -> None:
 
 def all_of_it() -> None:
     changes_the_layout()
+    saves_ranges_once()
     refuses()
     takes_whole_states()
 

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from divided_models import PLAN, VOCABULARY, Model, farthest, loss_of
+from divided_models import (
+    PLAN,
+    VOCABULARY,
+    Fused,
+    Model,
+    divide_fused,
+    farthest,
+    loss_of,
+    own_part,
+)
 from sharded_models import OPTIMIZERS
 from torch import Tensor, nn
 from torch_spawn import run
@@ -98,7 +107,7 @@ def skips() -> None:
 
 
 def sharded(scope: str | None, name: str) -> tuple[nn.Module, list[float], Any]:
-    model, _ = divided(2, tied=True, key_heads=2)
+    model, _ = divided(2, tied=True, key_heads=1)
     wrapped = smdp.torch.DistributedDataParallel(model)
     optimizer = OPTIMIZERS[name](wrapped.parameters())
     if scope is not None:
@@ -128,7 +137,34 @@ def shards() -> None:
                 assert torch.equal(torch.as_tensor(value), torch.as_tensor(state[number][key])), (number, key)
 
 
+def counts_ranges_once() -> None:
+    """A layer of which two ranks hold the same range has the norm and the values of one process."""
+    for scope in (None, "world"):
+        torch.manual_seed(0)
+        alone = Fused()
+        model = smdp.torch.DistributedDataParallel(divide_fused(copy.deepcopy(alone)))
+        plain = OPTIMIZERS["AdamW"](model.parameters())
+        optimizer = plain if scope is None else smdp.torch.ShardedOptimizer(plain, model, scope)
+        both = OPTIMIZERS["AdamW"](alone.parameters())
+        for step in range(2):
+            inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            both.zero_grad()
+            model(inputs.chunk(2)[dist.get_rank() // 2]).backward()
+            alone(inputs).backward()
+            for order in (2.0, math.inf):
+                found = smdp.torch.clip_grad_norm_(model.parameters(), 0.3, order)
+                expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.3, order)
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+            optimizer.step()
+            both.step()
+        for name, parameter in model.module.named_parameters():
+            whole = alone.get_parameter(name)
+            torch.testing.assert_close(parameter, own_part(whole, parameter), rtol=0, atol=1e-6)
+
+
 def all_of_it() -> None:
+    counts_ranges_once()
     replicas()
     clips(2)
     clips(4)

@@ -65,7 +65,8 @@ class Sums(TorchDispatchMode):
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.smdp.tp_sum_.default
+        operators = torch.ops.smdp
+        self.count += func in (operators.tp_sum_.default, operators.tp_start_sum_.default)
         return func(*args, **(kwargs or {}))
 
 

@@ -93,7 +93,7 @@ def save(
         for name, entry in model.entries().items():
             if entry.first_name == name:
                 if weights and model.saves(entry):
-                    state["model"][name] = in_whole(entry.value)
+                    state["model"][name] = in_whole(entry.value, is_saved=True)
                 if model.saves(entry, is_sharded=shards is not None):
                     state["optimizer"].update(state_in_whole(optimized.get(name, {}), name, entry.value))
         if model.steps is not None and dist.get_rank(model.group) == 0:
@@ -231,7 +231,7 @@ def _room(folder: Path, model: SavedModel, saved: dict[str, _Described]) -> dict
     for name, entry in entries.items():
         if entry.first_name == name and model.holds(entry):
             _check(folder, name, entry, saved)
-            room[name] = in_whole(entry.value) if isinstance(entry.value, Tensor) else None
+            room[name] = in_whole(entry.value, is_saved=False) if isinstance(entry.value, Tensor) else None
     return room
 
 

@@ -7,7 +7,7 @@ boxes of its slice, and each box lies in one or more boxes of the whole tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,17 +25,20 @@ class DividedValues(BoxedTensor):
     Attributes:
         part: This rank's slices one after another, or a BoxedTensor of their shape.
         slices: Where they are in the whole tensor.
+        numbers: The ranges of `slices` that are saved or loaded.
     """
 
     part: Tensor
     slices: Slices
+    numbers: frozenset[int]
 
     @staticmethod
-    def __new__(cls, part: Tensor, slices: Slices) -> DividedValues:
-        """Creates a tensor that shares the memory of `part`."""
+    def __new__(cls, part: Tensor, slices: Slices, numbers: Iterable[int] | None = None) -> DividedValues:
+        """Creates a tensor that shares the memory of `part`. By default, all ranges are saved or loaded."""
         make: Any = torch.Tensor._make_wrapper_subclass
         made: DividedValues = make(cls, slices.shape, dtype=part.dtype, device=part.device)
         made.part, made.slices = part, slices
+        made.numbers = frozenset(range(len(slices.ranges)) if numbers is None else numbers)
         return made
 
     def __repr__(self) -> str:
@@ -48,15 +51,12 @@ class DividedValues(BoxedTensor):
         is_boxed = isinstance(part, BoxedTensor)
         inner = part.boxes() if is_boxed else [(Box((0,) * part.dim(), tuple(part.shape)), part)]
         for box, values in inner:
-            first, last = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
-            offset = 0
-            for begin, end in self.slices.ranges:
-                low, high = max(first, offset), min(last, offset + end - begin)
-                if low < high:
-                    place = begin + low - offset
+            first = box.offsets[dim]
+            for low, high, number in self.slices.within(first, box.sizes[dim]):
+                if number in self.numbers:
+                    place = self.slices.place_of(low, number)
                     found = Box(_with(box.offsets, dim, place), _with(box.sizes, dim, high - low))
                     yield found, values.narrow(dim, low - first, high - low)
-                offset += end - begin
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,12 +76,26 @@ def whole_shape(tensor: Tensor) -> torch.Size:
     return tensor.shape if slices is None else torch.Size(slices.shape)
 
 
-def in_whole(value: Any) -> Any:
-    """Returns an entry of a model with the coordinates of the whole model. It shares the memory."""
+def in_whole(value: Any, *, is_saved: bool) -> Any:
+    """Returns an entry of a model with the coordinates of the whole model. It shares the memory.
+
+    Args:
+        value: The entry.
+        is_saved: Whether the ranges that another rank saves are left out.
+    """
     if not isinstance(value, Tensor):
         return value
     slices = slices_of(value)
-    return value.detach() if slices is None else DividedValues(value.detach(), slices)
+    if slices is None:
+        return value.detach()
+    return DividedValues(value.detach(), slices, _saved_ranges(value) if is_saved else None)
+
+
+def _saved_ranges(tensor: Tensor) -> list[int] | None:
+    cut = cut_of(tensor)
+    if cut is None or isinstance(cut.is_counted, bool):
+        return None
+    return [number for number, is_counted in enumerate(cut.is_counted) if is_counted]
 
 
 def state_in_whole(flat: Mapping[str, Any], name: str, parameter: Tensor) -> dict[str, Any]:
@@ -104,7 +118,7 @@ def state_in_whole(flat: Mapping[str, Any], name: str, parameter: Tensor) -> dic
         if not key.startswith("state.") or not isinstance(value, Tensor):
             continue
         if value.shape == parameter.shape:
-            found[key] = DividedValues(value, slices)
+            found[key] = DividedValues(value, slices, _saved_ranges(parameter))
         elif value.numel() > 1:
             raise ValueError(_not_by_elements(key, value.shape, name, parameter.shape))
     return found

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smdp.torch.checkpoints.divided_values import slices_of, whole_shape
+from smdp.torch.checkpoints.divided_values import whole_shape
 from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.mesh.slices import Slices
@@ -53,12 +53,9 @@ def joined_slices(
     """
     ranks, group = mesh.ranks("tp"), mesh.group("tp")
     here = ranks.index(mesh.rank)
-    # A slice that several ranks hold is sent once.
-    sent = {
-        name: slices
-        for name, value in values.items()
-        if (slices := slices_of(value)) is not None and (cut := cut_of(value)) is not None and cut.is_counted
-    }
+    # A range that several ranks hold is sent once.
+    cuts = {name: cut for name, value in values.items() if (cut := cut_of(value)) is not None}
+    sent = {name: slices for name, cut in cuts.items() if (slices := cut.counted_slices()) is not None}
     places: list[dict[str, Slices]] = [{}] * len(ranks)
     dist.all_gather_object(places, sent, group=group)
     found = {}
@@ -69,15 +66,16 @@ def joined_slices(
                 found[name] = own
         elif owner != here:
             if name in sent:
-                dist.send(own.contiguous(), ranks[owner], group=group)
+                dist.send(cuts[name].counted(own).contiguous(), ranks[owner], group=group)
         else:
             whole = torch.empty(whole_shape(value), dtype=own.dtype)
             for sender, rank in enumerate(ranks):
                 slices = places[sender].get(name)
                 if slices is None:
                     continue
-                part = own
-                if sender != here:
+                if sender == here:
+                    part = cuts[name].counted(own)
+                else:
                     part = torch.empty(_part_shape(slices), dtype=own.dtype)
                     dist.recv(part, rank, group=group)
                 slices.put(part, whole)

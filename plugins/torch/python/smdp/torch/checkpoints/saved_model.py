@@ -177,5 +177,5 @@ def _is_first(value: object, mesh: ParallelMesh) -> bool:
     cut = cut_of(value) if isinstance(value, Tensor) else None
     if cut is None or cut.axis != "tp":
         return mesh.ranks("tp")[0] == mesh.rank
-    # If only some ranges count, this rank writes all of its ranges, some of them as others do.
+    # If only some ranges count, this rank saves these.
     return cut.is_counted is not False

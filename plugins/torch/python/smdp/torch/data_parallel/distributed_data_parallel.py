@@ -229,7 +229,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 sparse=[index for index, (_, one) in enumerate(trained) if id(one) in sparse],
                 **self._hook_options,
             )
+            if (mesh := mesh_of_slices(self.module.parameters())) is not None:
+                mesh.abort_also(self, DistributedDataParallel._abort)
         return self._hooks
+
+    def _abort(self, reason: str) -> None:
+        if self._hooks is not None:
+            self._hooks.reducer.abort(reason)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns torch's state without the objects that average gradients."""

@@ -49,12 +49,19 @@ class Cut:
     def counted(self, part: Tensor) -> Tensor:
         """Returns what counts in the norm of a tensor with the shape of this rank's part; it may be empty."""
         if isinstance(self.is_counted, bool):
-            return part if self.is_counted else part.new_empty(0)
+            return part if self.is_counted else torch.empty(0, dtype=part.dtype, device=part.device)
         assert self.slices is not None
         dim, lengths = self.slices.dim, [end - begin for begin, end in self.slices.ranges]
         ranges = zip(part.split(lengths, dim), self.is_counted, strict=True)
-        kept = [each for each, is_counted in ranges if is_counted]
-        return torch.cat(kept, dim) if kept else part.new_empty(0)
+        return torch.cat([each for each, is_counted in ranges if is_counted], dim)
+
+    def counted_slices(self) -> Slices | None:
+        """Returns the ranges that count, or None if there are none or their coordinates are unknown."""
+        if self.slices is None or isinstance(self.is_counted, bool):
+            return self.slices if self.is_counted else None
+        ranges = zip(self.slices.ranges, self.is_counted, strict=True)
+        kept = tuple(each for each, is_counted in ranges if is_counted)
+        return Slices(self.slices.dim, kept, self.slices.shape)
 
 
 def mark_cut(parameter: Tensor, cut: Cut) -> None:

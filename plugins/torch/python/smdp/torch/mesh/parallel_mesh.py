@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Literal, TypeAlias
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
 from smdp._shown import counted
 from smdp.placement import Kind, Placement
 from smdp.torch.process_group.process_group import ProcessGroupSmdp, timeout_of_world
+
+_Owner = TypeVar("_Owner")
 
 Axis: TypeAlias = Kind | Literal["world"]
 """An axis of the mesh: "pp", "tp", "rdp", a combination of them ("dp", "mp"), or all ranks ("world")."""
@@ -51,6 +55,7 @@ class ParallelMesh:
         self._asked: dict[_Asked, None] = {}
         # Groups by their ranks and whether steps use them; None if this rank is not a member.
         self._made: dict[tuple[tuple[int, ...], bool], ProcessGroupSmdp | None] = {}
+        self._aborts: weakref.WeakKeyDictionary[Any, Callable[[Any, str], None]] = weakref.WeakKeyDictionary()
 
     @classmethod
     def of_world(cls, *, pp: int = 1, tp: int = 1, strategy: str = "cluster") -> ParallelMesh:
@@ -179,8 +184,18 @@ class ParallelMesh:
         pipeline = self.ranks("pp")
         return self._made[tuple(pipeline[place] for place in stage_ranks), True]
 
+    def abort_also(self, owner: _Owner, abort: Callable[[_Owner, str], None]) -> None:
+        """Makes `abort()` call a function with its owner and the reason, while the owner exists.
+
+        For groups that belong to steps, but that others have made, such as those that average gradients.
+        """
+        self._aborts[owner] = abort
+
     def abort(self, reason: str) -> None:
         """Tells the other ranks that this rank cannot continue a step."""
+        for owner, abort in list(self._aborts.items()):
+            with contextlib.suppress(Exception):
+                abort(owner, reason)
         for (_, is_of_steps), group in self._made.items():
             if is_of_steps and group is not None:
                 with contextlib.suppress(Exception):

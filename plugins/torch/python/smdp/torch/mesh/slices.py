@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,23 @@ class Slices:
         for begin, end in self.ranges:
             whole.narrow(self.dim, begin, end - begin).copy_(part.narrow(self.dim, offset, end - begin))
             offset += end - begin
+
+    def within(self, begin: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yields where ranges overlap with `count` indices of a rank's part from `begin` on.
+
+        Each result has the first index in the part, the index behind the last one, and the range's number.
+        """
+        offset = 0
+        for number, (first, last) in enumerate(self.ranges):
+            low, high = max(begin, offset), min(begin + count, offset + last - first)
+            if low < high:
+                yield low, high, number
+            offset += last - first
+
+    def place_of(self, index: int, number: int) -> int:
+        """Returns the place in the whole tensor of an index in the part, which is in the range `number`."""
+        before = sum(end - begin for begin, end in self.ranges[:number])
+        return self.ranges[number][0] + index - before
 
 
 def even(length: int, rank: int, size: int) -> tuple[int, int]:

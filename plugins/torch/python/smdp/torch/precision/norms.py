@@ -11,6 +11,7 @@ from torch import Tensor
 
 from smdp.torch.mesh.cuts import axes_of_cuts, cut_of
 from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
+from smdp.torch.sharding.sharded_gradient import ShardedGradient
 
 
 class NormTable:
@@ -34,7 +35,9 @@ class NormTable:
         """Enters the norm of this rank's gradient of a parameter, or of its part, if that counts."""
         gradient, cut = parameter.grad, cut_of(parameter)
         if gradient is not None and cut is not None:
-            gradient = cut.counted(gradient)
+            # A gradient in shards leaves out the ranges that do not count itself.
+            is_in_shards = isinstance(gradient, ShardedGradient) and cut.is_counted is not False
+            gradient = gradient if is_in_shards else cut.counted(gradient)
         if gradient is None or gradient.numel() == 0:
             return
         norm = torch.linalg.vector_norm(gradient, self._order)

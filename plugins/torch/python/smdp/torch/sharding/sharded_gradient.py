@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -10,6 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from smdp.torch.mesh.cuts import Cut, cut_of
+from smdp.torch.mesh.slices import Slices
+from smdp.torch.sharding.boxes import boxes_of, memory_order
 from smdp.torch.sharding.shard_layout import Piece, flattened
 from smdp.torch.sharding.shard_owners import ShardOwners
 
@@ -57,6 +60,7 @@ class ShardedGradient(Tensor):
     _sum: Tensor | None  # this rank's contribution to the next mean, once something was added to it
     _step: int
     _index: int
+    _cut: Cut | None
 
     @staticmethod
     def __new__(
@@ -77,6 +81,7 @@ class ShardedGradient(Tensor):
         made._sum = None
         made._step = owners.step
         made._index = index
+        made._cut = cut_of(parameter)
         owners.hold(index, made)
         return made
 
@@ -162,7 +167,27 @@ class ShardedGradient(Tensor):
 
     def measured(self) -> list[Tensor]:
         """Returns the pieces whose norm is asked for, none if the gradient has no mean at the moment."""
-        return self.pieces if self._sum is None and self._step == self._owners.step else []
+        if self._sum is not None or self._step != self._owners.step:
+            return []
+        cut = self._cut
+        if cut is None or cut.slices is None or isinstance(cut.is_counted, bool):
+            return self.pieces
+        return list(self._counted(cut.slices, cut.is_counted))
+
+    def _counted(self, slices: Slices, is_counted: Sequence[bool]) -> Iterator[Tensor]:
+        """Yields the values in ranges that count, if other ranks hold and count the other ranges."""
+        order = memory_order(self.shape, self.stride())
+        inverse = [order.index(dim) for dim in range(len(order))]
+        for place, piece in zip(self._ranges, self.pieces, strict=True):
+            begin = place.begin
+            for box in boxes_of(self.shape, order, place.begin, place.end):
+                end = begin + torch.Size(box.sizes).numel()
+                flat = piece[begin - place.begin : end - place.begin]
+                values = flat.view([box.sizes[dim] for dim in order]).permute(inverse)
+                for low, high, number in slices.within(box.offsets[slices.dim], box.sizes[slices.dim]):
+                    if is_counted[number]:
+                        yield values.narrow(slices.dim, low - box.offsets[slices.dim], high - low)
+                begin = end
 
     def _check_current(self, what: object) -> None:
         if self._step != self._owners.step:

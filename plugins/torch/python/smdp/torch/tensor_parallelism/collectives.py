@@ -6,6 +6,7 @@ torch.compile can trace a layer, without communication.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
+from smdp import MismatchError
 from smdp.torch.tensor_parallelism.tensor_axis import axis_of
 
 _library = torch.library.Library("smdp", "FRAGMENT")
@@ -97,6 +99,24 @@ def _fake_exchange(tensor: Tensor, split_dim: int, join_dim: int, size: int, axi
     return tensor.new_empty(shape)
 
 
+def _telling(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a kernel tell the other ranks of errors.
+
+    Replicas, for example, share no slices with this rank, but wait for its gradients.
+    """
+
+    def run(*arguments: Any) -> Any:
+        try:
+            return kernel(*arguments)
+        except MismatchError:
+            raise  # all ranks have it, and may go on
+        except Exception as error:
+            axis_of(arguments[-1]).mesh.abort(str(error).removeprefix("[smdp] "))
+            raise
+
+    return run
+
+
 for _name, _kernel, _fake in (
     ("tp_sum_", _sum_, _same_),
     ("tp_start_sum_", _start_sum_, _same_),
@@ -107,7 +127,7 @@ for _name, _kernel, _fake in (
     ("tp_exchange", _exchange, _fake_exchange),
 ):
     for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _kernel, _key)
+        _library.impl(_name, _telling(_kernel), _key)
     torch.library.register_fake(f"smdp::{_name}", _fake, lib=_library)
 
 # Called directly, because looking an operator up by its attributes takes microseconds.

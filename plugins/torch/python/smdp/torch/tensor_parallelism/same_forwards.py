@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from smdp.torch.initialization.generator_states import default_generator
+from smdp.torch.tensor_parallelism.collectives import max_
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
@@ -53,13 +54,12 @@ def take_same_generator(device: torch.device, axis: TensorAxis) -> None:
     state = generator.get_state()
     digest = _number(state)
     # The largest digest and the smallest one, which is minus the largest negative one.
-    told = torch.tensor([digest, -digest], device=device)
-    dist.all_reduce(told, dist.ReduceOp.MAX, group=axis.group)
+    told = torch.tensor([digest, -digest])
+    max_(told, axis.number)
     largest, negative = told.tolist()
     if largest != -negative:
-        state = state.to(device)
         dist.broadcast(state, axis.mesh.ranks("tp")[0], group=axis.group)
-        generator.set_state(state.cpu())
+        generator.set_state(state)
 
 
 def check_same_inputs(inputs: Any, axis: TensorAxis) -> None:

@@ -31,6 +31,11 @@ class SimulatedAxis(TensorAxis):
         self._meeting = meeting
 
     @property
+    def is_across_hosts(self) -> bool:
+        """Whether the ranks are on several hosts: no, in one process."""
+        return False
+
+    @property
     def group(self) -> Any:
         """The group, which has the calls that divided layers make."""
         return self

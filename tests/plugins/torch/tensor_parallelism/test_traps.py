@@ -1,0 +1,184 @@
+"""Mistakes that other libraries have made with divided layers. Each one would fail a check here."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from divided_models import HEADS, PLAN, VOCABULARY, WIDTH, Block, Model, farthest, loss_of, own_part
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch_spawn import run
+
+import smdp.torch
+from smdp.torch.tensor_parallelism.layers.split_logits import SplitLogits
+
+QUERIES = 4
+ATTENTION = {
+    "query": "colwise",
+    "key": "colwise",
+    "value": "colwise",
+    "norm": "replicated_with_grad_allreduce",
+    "out": "rowwise",
+}
+
+
+class Attention(nn.Module):
+    """Attention whose queries share key heads, with a norm that each rank applies to its own heads."""
+
+    def __init__(self, keys: int, heads: int = QUERIES) -> None:
+        super().__init__()
+        self.head_dim = 4
+        width = heads * self.head_dim
+        self.query, self.out = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
+        self.key, self.value = (nn.Linear(WIDTH, keys * self.head_dim) for _ in range(2))
+        self.norm = nn.LayerNorm(self.head_dim)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = (
+            layer(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        query = self.norm(query)
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def divided(alone: nn.Module, plan: Any) -> nn.Module:
+    return smdp.torch.tensor_parallel(copy.deepcopy(alone), dist.get_world_size(), plan)
+
+
+def hidden_of(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, 5, WIDTH, generator=generator, dtype=torch.float64)
+
+
+def the_bias_of_rows_is_added_once() -> None:
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)).double()
+    model = divided(alone, {"0": "colwise", "1": "rowwise"})
+    torch.testing.assert_close(model(hidden_of(0)), alone(hidden_of(0)))
+
+
+def losses_lack_no_logarithm() -> None:
+    """Equal logits have a loss of log(vocabulary), however many ranks share them."""
+    alone = Model()
+    nn.init.zeros_(alone.head.weight)
+    model = divided(alone, PLAN)
+    tokens = torch.arange(12).view(2, 6)
+    assert isinstance(model(tokens), SplitLogits)
+    for smoothing in (0.0, 0.3):
+        for each in (model, alone):
+            loss = loss_of(each, tokens, label_smoothing=smoothing)
+            assert loss.item() == pytest.approx(math.log(VOCABULARY), rel=1e-6)
+
+
+def gradients_of_shared_heads(keys: int) -> None:
+    """Ranks that hold the same key head, or the same norm, sum their gradients once for each microbatch."""
+    torch.manual_seed(0)
+    alone = Attention(keys).double()
+    model = divided(alone, ATTENTION)
+    for each in (alone, model):
+        for microbatch in range(3):
+            each(hidden_of(microbatch)).square().sum().backward()
+    assert farthest(model, alone) < 1e-10
+    # Norms count what several ranks hold once.
+    one = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+    many = smdp.torch.clip_grad_norm_(model.parameters(), 0.5)
+    torch.testing.assert_close(many, one)
+    assert farthest(model, alone) < 1e-10
+
+
+def heads_that_do_not_fit() -> None:
+    model = Attention(keys=3, heads=6)
+    with pytest.raises(ValueError, match=r"'key' cannot .*: 3 heads cannot .* Degrees that fit: 3, 6\.$"):
+        smdp.torch.tensor_parallel(model, 2, ATTENTION)
+    with pytest.raises(ValueError, match=r"'out' cannot .*: 1 head cannot"):
+        smdp.torch.tensor_parallel(Attention(keys=1, heads=1), 2, ATTENTION)
+
+
+class Recomputed(nn.Module):
+    """A block in a checkpoint."""
+
+    def __init__(self, block: nn.Module, *, is_reentrant: bool) -> None:
+        super().__init__()
+        self.block, self.is_reentrant = block, is_reentrant
+
+    def forward(self, hidden: Tensor) -> Any:
+        return checkpoint(self.block, hidden, use_reentrant=self.is_reentrant)
+
+
+def results(model: nn.Module, hidden: Tensor, alone: nn.Module) -> list[Tensor]:
+    """The output, and this rank's part of the gradients, of one step."""
+    torch.manual_seed(7)
+    hidden = hidden.clone().requires_grad_()
+    output = model(hidden)
+    output.square().sum().backward()
+    assert hidden.grad is not None
+    parameters = dict(model.named_parameters())
+    found = [output.detach(), hidden.grad]
+    for name, _ in alone.named_parameters():
+        one = parameters.get(name, parameters.get(f"block.{name}"))
+        assert one is not None and one.grad is not None
+        found.append(one.grad)
+        one.grad = None
+    return found
+
+
+def dropout_is_that_of_one_process() -> None:
+    """Slices drop different elements, whole tensors the same ones, and backward drops them again."""
+    torch.manual_seed(0)
+    alone = Block(0.3, HEADS).double()
+    words = {name.removeprefix("blocks.*."): word for name, word in PLAN.items() if "blocks" in name}
+    model = divided(alone, words)
+    hidden = hidden_of(1)
+    expected = results(alone, hidden, alone)
+    dropped = [own_part(whole, part) for whole, part in zip(expected[2:], model.parameters(), strict=True)]
+    dropped = [*expected[:2], *dropped]
+    for each in (
+        model,
+        Recomputed(model, is_reentrant=False),
+        Recomputed(model, is_reentrant=True),
+    ):
+        for found, one in zip(results(each, hidden, alone), dropped, strict=True):
+            torch.testing.assert_close(found, one)
+
+
+def compiled_checkpoints_keep_collectives() -> None:
+    torch.manual_seed(0)
+    alone = Block(0.0, HEADS).double()
+    words = {name.removeprefix("blocks.*."): word for name, word in PLAN.items() if "blocks" in name}
+    model = divided(alone, words)
+    hidden = hidden_of(2)
+    expected = results(model, hidden, alone)
+    for is_reentrant in (False, True):
+        recomputed = Recomputed(model, is_reentrant=is_reentrant)
+        recomputed.compile(backend="aot_eager")
+        for _ in range(2):
+            for found, one in zip(results(recomputed, hidden, alone), expected, strict=True):
+                torch.testing.assert_close(found, one)
+
+
+def all_of_them() -> None:
+    the_bias_of_rows_is_added_once()
+    losses_lack_no_logarithm()
+    gradients_of_shared_heads(2)
+    gradients_of_shared_heads(1)
+    dropout_is_that_of_one_process()
+    if dist.get_world_size() == 2:
+        heads_that_do_not_fit()
+        compiled_checkpoints_keep_collectives()
+
+
+def test_two_ranks() -> None:
+    run(all_of_them)
+
+
+def test_four_ranks() -> None:
+    run(all_of_them, 4)
