@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from divided_models import farthest
+from divided_models import PLAN, Model, farthest
 from torch import Tensor, nn
 from torch_spawn import run
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import smdp.torch
 from smdp import memory
@@ -31,6 +38,17 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=_VOCABULARY, **rates))
 
 
+def bart() -> nn.Module:
+    """With cross-attention, layers that call divided layers themselves, and dropout between these."""
+    config: Any = BartConfig(
+        d_model=16, vocab_size=_VOCABULARY, decoder_start_token_id=0, activation_dropout=0.1
+    )
+    for side in ("encoder", "decoder"):
+        for name, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 32)):
+            setattr(config, f"{side}_{name}", value)
+    return BartForConditionalGeneration(config)
+
+
 def trained(model: Any) -> list[float]:
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
@@ -39,7 +57,7 @@ def trained(model: Any) -> list[float]:
         torch.manual_seed(step)
         optimizer.zero_grad()
         for _ in range(2):
-            tokens = torch.randint(_VOCABULARY, (3, 8))
+            tokens = torch.randint(2, _VOCABULARY, (3, 8))
             loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
             losses.append(loss.item())
@@ -64,6 +82,7 @@ def trains_like_one_process() -> None:
     model: Any = check(llama)
     check(llama, checkpoints=True)
     check(gpt2)
+    check(bart)
     with pytest.raises(ValueError, match="a sequence of 7 tokens cannot be divided over 2"):
         model(input_ids=torch.zeros(1, 7, dtype=torch.long))
     model.eval()
@@ -109,6 +128,8 @@ def keeps_what_the_memory_model_says() -> None:
     whole = llama(**sizes, mlp_bias=False, num_key_value_heads=4)
     config: Any = whole.config
     (run_of_layers,) = memory.read_config({**config.to_dict(), "model_type": "llama"}).layers
+    torch.manual_seed(0)
+    tokens = torch.randint(_VOCABULARY, (2, 64))
     for is_sequence in (False, True):
         model: Any = copy.deepcopy(whole)
         smdp.torch.tensor_parallel(model, 2, sequence_parallel=is_sequence)
@@ -121,7 +142,7 @@ def keeps_what_the_memory_model_says() -> None:
             flash_attention=True,
         )
         expected = 2 * memory.layer_activations(run_of_layers, setting)
-        found = kept_bytes(model, model.model.layers, torch.randint(_VOCABULARY, (2, 64)))
+        found = kept_bytes(model, model.model.layers, tokens)
         assert 0.9 < found / expected < 1.1, (is_sequence, found, expected)
 
 
@@ -130,8 +151,6 @@ def test_layers_keep_what_the_memory_model_says() -> None:
 
 
 def test_models_that_cannot_be_divided_by_sequence_are_refused() -> None:
-    from divided_models import PLAN, Model
-
     model = Model()
     with pytest.raises(ValueError, match="has heads"):
         sequence_plan_of(model, smdp.torch.tensor_parallel_plan(model, 2, PLAN))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from smdp.torch.tensor_parallelism.actions.embeddings import Width
 from smdp.torch.tensor_parallelism.actions.linears import Columns, Rows
 from smdp.torch.tensor_parallelism.actions.whole_modules import PartialGradient, Region
 from smdp.torch.tensor_parallelism.layers.divided import divide
@@ -108,7 +109,7 @@ def _add_layer(found: SequencePlan, model: nn.Module, layer: str, plan: TensorPa
         if child in columns or child in found.rows or next(module.parameters(recurse=False), None) is None:
             continue
         is_in_region = any(child == region or child.startswith(region + ".") for region in regions)
-        if is_in_region and not isinstance(inside.get(child), PartialGradient):
+        if is_in_region and not isinstance(inside.get(child), (PartialGradient, Width)):
             _refuse(child, "has parameters and works on the whole sequence")
         if not is_in_region and "norm" not in type(module).__name__.lower():
             _refuse(child, "has parameters and is not a norm")

@@ -24,6 +24,7 @@ from smdp.torch.tensor_parallelism.layers.sequence import (
     SequenceSlices,
     gathered_input,
     is_gathered,
+    is_whole,
     linear_of_gathered,
 )
 from smdp.torch.tensor_parallelism.layers.split_dropout import mark_split
@@ -64,11 +65,19 @@ class Column(Divided):
         return gather_from_ranks(found, -1, self.tensor_axis) if self.gathers_output else found
 
     def _of_slice(self, tensor: Tensor) -> Tensor:
+        if tensor.ndim != 3:
+            raise RuntimeError(
+                "[smdp] sequence_parallel: a layer that is divided by outputs must be called with (batch,"
+                f" sequence, width), and got a shape of {tuple(tensor.shape)}. Use sequence_parallel=False."
+            )
         if self.gathers_input:
             tensor = gathered_input(tensor, self.tensor_axis)
+        elif is_whole(tensor):
+            found: Tensor = super().forward(shared_input(tensor, self.tensor_axis))
+            return found
         elif not is_gathered(tensor):
             raise RuntimeError(
-                "[smdp] sequence_parallel: a layer that is divided by outputs must be called with the input"
+                "[smdp] sequence_parallel: a layer that is divided by outputs must be called with an argument"
                 " of the module around it, and was called with another tensor. Use sequence_parallel=False."
             )
         return linear_of_gathered(tensor, _inputs_last(self), cast("Any", self).bias)

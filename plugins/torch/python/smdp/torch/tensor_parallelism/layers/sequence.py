@@ -81,10 +81,15 @@ class SequenceRegion(Divided):
     """A module that is called with a slice of the sequence, and works on the whole sequence."""
 
     sequence: SequenceSlices
+    gathers_sequence = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module with whole sequences."""
         if self.sequence.is_on:
+            # Other arguments, such as the output of an encoder, are whole sequences.
+            for value in (*args, *kwargs.values()):
+                if _is_hidden(value):
+                    value._smdp_is_whole = True
             args, kwargs = _with_hidden(self._gather, args, kwargs)
         return super().forward(*args, **kwargs)
 
@@ -119,6 +124,11 @@ def gathered_input(part: Tensor, axis: TensorAxis) -> Tensor:
 def is_gathered(tensor: Tensor) -> bool:
     """Returns whether a tensor is the result of gathered_input()."""
     return hasattr(tensor, "_smdp_slice")
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Returns whether a tensor is an argument of a SequenceRegion that was not gathered."""
+    return getattr(tensor, "_smdp_is_whole", False)
 
 
 def linear_of_gathered(whole: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

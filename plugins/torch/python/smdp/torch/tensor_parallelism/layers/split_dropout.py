@@ -27,15 +27,19 @@ class SplitRegion(Divided):
 
     Attributes:
         joined_heads: The number of a rank's heads, if attention weights are (batch x heads, queries, keys).
+        gathers_sequence: Whether the module works on whole sequences where the one around it has slices.
     """
 
     joined_heads: int = 0
+    gathers_sequence: bool = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module. In training, dropout on slices drops what it would drop in one process."""
         if not self.training:
             return super().forward(*args, **kwargs)
-        with SplitDropout(self.tensor_axis, self.joined_heads):
+        outer = getattr(_thread, "region", None)
+        is_sequence = outer is not None and outer.is_sequence and not self.gathers_sequence
+        with SplitDropout(self.tensor_axis, self.joined_heads, is_sequence=is_sequence):
             return super().forward(*args, **kwargs)
 
 
@@ -92,7 +96,7 @@ class SplitDropout(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0:
             return tensor
-        if tensor.ndim == 3 and self._joined_heads:
+        if tensor.ndim == 3 and self._joined_heads and not self.is_sequence:
             weights = tensor.unflatten(0, (-1, self._joined_heads))
             return self._dropout(weights, p, training, inplace).flatten(0, 1)
         # Attention weights are (batch, heads, queries, keys) with a slice of the heads; other tensors have a
