@@ -148,6 +148,7 @@ def operators(axis: TensorAxis) -> None:
     tensor = layouts(torch.float32, axis.rank)["transposed"]
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (collectives.sum_, (tensor.contiguous(), axis.number)),
+        (collectives.summed, (tensor, axis.number)),
         (collectives.max_, (tensor.contiguous(), axis.number)),
         *[(collectives.gather, (tensor, dim, axis.size, axis.number)) for dim in range(3)],
         *[(collectives.scatter_sum, (tensor, dim, axis.size, axis.number)) for dim in range(3)],

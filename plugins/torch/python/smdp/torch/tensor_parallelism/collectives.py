@@ -21,6 +21,7 @@ _library = torch.library.Library("smdp", "FRAGMENT")
 _library.define("tp_sum_(Tensor(a!) tensor, int axis) -> ()")
 _library.define("tp_start_sum_(Tensor(a!) tensor, int axis) -> ()")
 _library.define("tp_wait_sum_(Tensor(a!) tensor, int axis) -> ()")
+_library.define("tp_summed(Tensor tensor, int axis) -> Tensor")
 _library.define("tp_max_(Tensor(a!) tensor, int axis) -> ()")
 _library.define("tp_gather(Tensor tensor, int dim, int size, int axis) -> Tensor")
 _library.define("tp_scatter_sum(Tensor tensor, int dim, int size, int axis) -> Tensor")
@@ -48,6 +49,12 @@ def _start_sum_(tensor: Tensor, axis: int) -> None:
 
 def _wait_sum_(tensor: Tensor, axis: int) -> None:
     _started.pop(axis).wait()
+
+
+def _summed(tensor: Tensor, axis: int) -> Tensor:
+    found = tensor.clone(memory_format=torch.contiguous_format)
+    _sum_(found, axis)
+    return found
 
 
 def _max_(tensor: Tensor, axis: int) -> None:
@@ -78,6 +85,10 @@ def _exchange(tensor: Tensor, split_dim: int, join_dim: int, size: int, axis: in
 
 def _same_(tensor: Tensor, axis: int) -> None:
     return None
+
+
+def _fake_summed(tensor: Tensor, axis: int) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _fake_gather(tensor: Tensor, dim: int, size: int, axis: int) -> Tensor:
@@ -121,6 +132,7 @@ for _name, _kernel, _fake in (
     ("tp_sum_", _sum_, _same_),
     ("tp_start_sum_", _start_sum_, _same_),
     ("tp_wait_sum_", _wait_sum_, _same_),
+    ("tp_summed", _summed, _fake_summed),
     ("tp_max_", _max_, _same_),
     ("tp_gather", _gather, _fake_gather),
     ("tp_scatter_sum", _scatter_sum, _fake_scatter_sum),
@@ -134,6 +146,7 @@ for _name, _kernel, _fake in (
 sum_ = torch.ops.smdp.tp_sum_.default
 start_sum_ = torch.ops.smdp.tp_start_sum_.default
 wait_sum_ = torch.ops.smdp.tp_wait_sum_.default
+summed = torch.ops.smdp.tp_summed.default
 max_ = torch.ops.smdp.tp_max_.default
 gather = torch.ops.smdp.tp_gather.default
 scatter_sum = torch.ops.smdp.tp_scatter_sum.default

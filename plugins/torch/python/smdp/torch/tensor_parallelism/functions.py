@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smdp.torch.tensor_parallelism.collectives import exchange as exchange_slices
-from smdp.torch.tensor_parallelism.collectives import gather, scatter_sum, sum_
+from smdp.torch.tensor_parallelism.collectives import gather, scatter_sum, sum_, summed
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
@@ -31,6 +31,8 @@ def sum_over_ranks(tensor: Tensor, axis: TensorAxis) -> Tensor:
         tensor: This rank's part. Nothing else uses its values.
         axis: The ranks.
     """
+    if torch.compiler.is_compiling():
+        return _Summed.apply(tensor, axis)
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     return _Sum.apply(tensor, axis)
@@ -90,6 +92,20 @@ class _Sum(torch.autograd.Function):
         ctx.mark_dirty(tensor)
         sum_(tensor, axis.number)
         return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        return copy_to_ranks(gradient, ctx.axis), None
+
+
+class _Summed(torch.autograd.Function):
+    """Like _Sum, but not in place, for torch.compile."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: TensorAxis) -> Tensor:
+        ctx.axis = axis
+        return summed(tensor, axis.number)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -19,6 +19,8 @@ def shared_input(tensor: Tensor, axis: TensorAxis) -> Tensor:
     """
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor  # tensors of torch.inference_mode() have no version
+    if torch.compiler.is_compiling():
+        return copy_to_ranks(tensor, axis)  # a graph has neither weak references nor versions
     found = shared_copy(tensor, axis)
     if found is not None:
         return found
