@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-TOPICS = ("inside_a_host", "between_hosts", "pipelines", "tensorflow", "trainer", "planning", "tried")
+TOPICS = (
+    "inside_a_host",
+    "between_hosts",
+    "pipelines",
+    "tensor_parallelism",
+    "tensorflow",
+    "trainer",
+    "planning",
+    "tried",
+)
 TIMES = "\u00d7"  # the sign of multiplication
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _WORDS = ("a ", "the ", "loops ")  # how a command begins that is told in words
