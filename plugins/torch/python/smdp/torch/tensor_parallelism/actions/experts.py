@@ -58,7 +58,7 @@ class Experts:
                 return f"a width of {length // packed.count} is not a multiple of {size}"
             if _is_grouped(module) and width * found[name].element_size() % _ALIGNMENT:
                 return (
-                    f"torch's grouped product needs rows of a multiple of {_ALIGNMENT} bytes, and those of a rank"
+                    f"torch's grouped product needs rows of a multiple of {_ALIGNMENT} bytes, and a rank's"
                     f" would be {width} values of {found[name].element_size()} bytes. There is no such limit"
                     ' after model.set_experts_implementation("eager")'
                 )
