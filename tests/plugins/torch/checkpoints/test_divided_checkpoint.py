@@ -174,6 +174,7 @@ def refuses() -> None:
 def takes_whole_states() -> None:
     """A divided model loads the state dict of a whole one, and keeps its cuts."""
     plain, other = whole(), whole()
+    plain_state = copy.deepcopy(plain.state_dict())
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1)
@@ -187,6 +188,16 @@ def takes_whole_states() -> None:
         own_state = model.state_dict()
         model.load_state_dict(own_state)
         assert all(map(torch.equal, own_state.values(), model.state_dict().values()))
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(plain_state)
+    assert torch.equal(copied.head.weight, own_part(plain_state["head.weight"], model.head.weight))
+    # The head of BERT and its decoder hold the same bias.
+    outer = nn.Module()
+    outer.decoder = nn.Linear(8, 4)
+    outer.bias = outer.decoder.bias
+    given = copy.deepcopy(outer.state_dict())
+    smdp.torch.tensor_parallel(outer, 4, {"decoder": "colwise"}).load_state_dict(given)
+    assert torch.equal(outer.bias, own_part(given["bias"], outer.bias)) and outer.bias is outer.decoder.bias
 
 
 def all_of_it() -> None:

@@ -1,4 +1,4 @@
-"""A divided model is used like the whole one: autocast, recomputation, compiled blocks, generate()."""
+"""A divided model is used like the whole one: autocast, recomputation, compilation, generate()."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def trains() -> None:
     for reentrant in (True, False):
         assert max(differences(lambda model, kind=reentrant: recompute(model, use_reentrant=kind))) < 1e-6
     assert max(differences(compile_blocks)) < 1e-6
+    assert max(differences(lambda model: model.compile(backend="aot_eager"))) < 1e-6
     for dtype, most in ((torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
         assert max(differences(dtype=dtype)) < most
 

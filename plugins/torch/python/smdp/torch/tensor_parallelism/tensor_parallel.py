@@ -26,6 +26,7 @@ from smdp.torch.tensor_parallelism.same_forwards import SameForwards
 from smdp.torch.tensor_parallelism.same_values import take_same_values
 from smdp.torch.tensor_parallelism.sequence_plan import sequence_plan_of
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
+from smdp.torch.tensor_parallelism.whole_state_dicts import accept_whole_state
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -133,6 +134,7 @@ def divide_model(model: nn.Module, plan: TensorParallelPlan, mesh: ParallelMesh)
     take_same_values(model, axis)
     with torch.no_grad():
         plan.apply(model, axis)
+    accept_whole_state(model)
     return axis
 
 

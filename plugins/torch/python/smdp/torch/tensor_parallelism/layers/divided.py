@@ -20,7 +20,7 @@ _CUTS = "_smdp_cuts"
 class Divided(nn.Module):
     """Base class of modules that hold a slice of a layer.
 
-    Copies and conversions keep the cuts of parameters, and `load_state_dict()` also accepts whole tensors.
+    Copies and conversions keep the cuts of parameters.
 
     Attributes:
         tensor_axis: The ranks that hold the slices.
@@ -46,14 +46,8 @@ class Divided(nn.Module):
         return found
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Loads this rank's slices, which may be given as whole tensors."""
+        """Loads this rank's slices."""
         cuts = self._cuts()
-        for name, cut in cuts.items():
-            given, own = state_dict.get(prefix + name), self._parameters[name]
-            if cut.slices is None or own is None or not isinstance(given, Tensor):
-                continue
-            if given.shape == cut.slices.shape and given.shape != own.shape:
-                state_dict[prefix + name] = cut.slices.take(given)
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._mark(cuts)  # with assign=True, the parameters are new
 

@@ -44,10 +44,7 @@ class SplitLogits(Tensor):
 
     def gathered(self) -> Tensor:
         """Returns the logits of the whole vocabulary. All ranks must call this."""
-        # The last ranks may have shorter slices.
-        width = -(-self.shape[-1] // self.tensor_axis.size)
-        padded = F.pad(self.part, (0, width - self.part.shape[-1]))
-        return gather_from_ranks(padded, -1, self.tensor_axis)[..., : self.shape[-1]]
+        return gathered_logits(self.part, self.tensor_axis, self.shape[-1])
 
     @classmethod
     def __torch_function__(
@@ -75,6 +72,14 @@ class SplitLogits(Tensor):
     ) -> Any:
         args, kwargs = tree_map_only(SplitLogits, SplitLogits.gathered, (tuple(args), kwargs or {}))
         return func(*args, **kwargs)
+
+
+def gathered_logits(part: Tensor, axis: TensorAxis, vocabulary: int) -> Tensor:
+    """Returns the logits of a whole vocabulary, given this rank's slice."""
+    # The last ranks may have shorter slices.
+    width = -(-vocabulary // axis.size)
+    padded = F.pad(part, (0, width - part.shape[-1]))
+    return gather_from_ranks(padded, -1, axis)[..., :vocabulary]
 
 
 def _like(logits: SplitLogits, part: Tensor) -> SplitLogits:

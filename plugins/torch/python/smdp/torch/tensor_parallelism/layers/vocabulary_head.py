@@ -11,7 +11,7 @@ from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.slices import even
 from smdp.torch.tensor_parallelism.layers.divided import divide
 from smdp.torch.tensor_parallelism.layers.linear import Column, cut_outputs, outputs_of
-from smdp.torch.tensor_parallelism.layers.split_logits import SplitLogits
+from smdp.torch.tensor_parallelism.layers.split_logits import SplitLogits, gathered_logits
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
@@ -19,7 +19,8 @@ class VocabularyHead(Column):
     """A head with the logits of some tokens.
 
     In training it returns SplitLogits. Where gradients are disabled, it returns the logits of all tokens, so
-    that the ranks may use them in different ways.
+    that the ranks may use them in different ways. So it does in a compiled model, because torch.compile does
+    not trace SplitLogits.
 
     Attributes:
         vocabulary: The number of all tokens.
@@ -30,8 +31,10 @@ class VocabularyHead(Column):
 
     def forward(self, tensor: Tensor) -> Tensor:
         """Returns the logits of all tokens, gathered if gradients are disabled."""
-        logits = SplitLogits(self.part_of_logits(tensor), self.tensor_axis, self.vocabulary)
-        return logits if torch.is_grad_enabled() else logits.gathered()
+        part = self.part_of_logits(tensor)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return gathered_logits(part, self.tensor_axis, self.vocabulary)
+        return SplitLogits(part, self.tensor_axis, self.vocabulary)
 
     def part_of_logits(self, tensor: Tensor) -> Tensor:
         """Returns the logits of this rank's tokens."""
