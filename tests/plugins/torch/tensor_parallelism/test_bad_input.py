@@ -85,6 +85,13 @@ def layers() -> None:
     special.weight = Sliced(special.weight.data)
     refuse(mlp(two=special), PAIR, "its weight is a Sliced")
     refuse(mlp(), {"1": "colwise"}, "a GELU is not a linear layer")
+    for word in ("embedding_rowwise", "embedding_colwise"):
+        for option, problem in (
+            ({"max_norm": 1.0}, "max_norm needs whole rows"),
+            ({"scale_grad_by_freq": True}, "scale_grad_by_freq counts tokens"),
+            ({"sparse": True}, "its gradient is sparse"),
+        ):
+            refuse(nn.Sequential(nn.Embedding(8, 4, **option)), {"0": word}, "module '0'", problem)
     attention = nn.MultiheadAttention(8, 2)
     refuse(attention, {"out_proj": "rowwise"}, "the attention around it reads its weight")
     quantized = torch.ao.quantization.quantize_dynamic(mlp(), {nn.Linear})

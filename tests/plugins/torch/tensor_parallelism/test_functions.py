@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -194,8 +195,12 @@ def losses(axis: TensorAxis) -> None:
         torch.testing.assert_close(loss, one, rtol=1e-12, atol=1e-12)
         (gradient,) = torch.autograd.grad(loss, part)
         torch.testing.assert_close(gradient, expected[:, begin:end], rtol=1e-12, atol=1e-12)
-        gathered = SplitLogits(part, axis, vocabulary).softmax(-1)
-        torch.testing.assert_close(gathered, whole.softmax(-1))
+        for wrong in (-1, vocabulary):
+            with pytest.raises(IndexError, match=rf"target {wrong} is not valid .* of {vocabulary} tokens"):
+                vocabulary_cross_entropy(part, target.clone().fill_(wrong), axis, vocabulary)
+        logits = SplitLogits(part, axis, vocabulary)
+        torch.testing.assert_close(logits.softmax(-1), whole.softmax(-1))
+        assert isinstance(logits.view(-1, vocabulary), SplitLogits)  # also where a slice is empty
         rows(vocabulary, axis, target.clamp(min=0))
 
 
@@ -205,7 +210,10 @@ def rows(vocabulary: int, axis: TensorAxis, tokens: Tensor) -> None:
     whole = torch.nn.Embedding(vocabulary, 4, padding_idx=1)
     layer = torch.nn.Embedding(vocabulary, 4, padding_idx=1, _weight=whole.weight.detach().clone())
     cut_vocabulary(layer, axis)
-    expected, found = whole(tokens), layer(tokens)
+    for wrong in (-1, vocabulary):
+        with pytest.raises(IndexError, match=rf"token {wrong} is not valid .* of {vocabulary} tokens"):
+            layer(tokens.clone().fill_(wrong))
+    expected, found = whole(tokens), layer(input=tokens)
     torch.testing.assert_close(found, expected)
     loss_of(expected, 0).backward()
     loss_of(found, 0).backward()

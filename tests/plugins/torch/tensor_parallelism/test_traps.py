@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,6 +79,88 @@ def losses_lack_no_logarithm() -> None:
         for each in (model, alone):
             loss = loss_of(each, tokens, label_smoothing=smoothing)
             assert loss.item() == pytest.approx(math.log(VOCABULARY), rel=1e-6)
+
+
+class Same(torch.autograd.Function):
+    """A function of autograd outside torch, as losses in Triton are."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0]
+
+
+def uses_of_logits(tokens: Tensor) -> list[Callable[[Tensor], Tensor]]:
+    """Losses of logits, which use the logits as scripts do."""
+
+    def loss(logits: Tensor, **options: Any) -> Tensor:
+        return F.cross_entropy(logits.reshape(-1, VOCABULARY), tokens.reshape(-1), **options)
+
+    def changed(logits: Tensor) -> Tensor:
+        logits.view(-1, VOCABULARY).div_(3.0)
+        logits += torch.linspace(0, 1, VOCABULARY, dtype=logits.dtype)
+        logits[..., 20:] = -1.0
+        logits.masked_fill_(logits > 0.5, 0.4)
+        return loss(Same.apply(logits))
+
+    def hooked(logits: Tensor) -> Tensor:
+        logits.register_hook(lambda gradient: gradient * 2)
+        logits.retain_grad()
+        loss(logits).backward(retain_graph=True)
+        assert logits.grad is not None
+        return loss(logits) + logits.grad[0, 0, 3, ...]
+
+    def scaled(logits: Tensor) -> Tensor:
+        scale = torch.tensor(2.0, dtype=logits.dtype, requires_grad=True)
+        found = loss(logits * scale)
+        return found + torch.autograd.grad(found, scale, retain_graph=True)[0]
+
+    def cast(logits: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = loss(logits.bfloat16() * 2)
+        assert found.dtype == torch.float32 and logits.type() == "torch.DoubleTensor"
+        return loss(logits)
+
+    return [
+        changed,
+        hooked,
+        scaled,
+        cast,
+        lambda logits: F.cross_entropy(logits.mT, tokens),
+        lambda logits: loss(Same.apply(logits) * 2),
+        lambda logits: checkpoint(loss, logits, use_reentrant=True),
+        lambda logits: torch.autograd.grad(loss(logits), [logits])[0].square().sum() + loss(logits),
+    ]
+
+
+def logits_are_those_of_one_process() -> None:
+    torch.manual_seed(0)
+    alone = Model(1).double()
+    model = divided(alone, PLAN)
+    tokens = torch.arange(12).view(2, 6)
+    for use in uses_of_logits(tokens):
+        losses = []
+        for each in (alone, model):
+            each.zero_grad()
+            losses.append(use(each(tokens) * 1.0))
+            losses[-1].backward()
+        torch.testing.assert_close(losses[1], losses[0])
+        assert farthest(model, alone) < 1e-10
+    logits = model(tokens)
+    for refused in (
+        lambda: F.relu(logits, inplace=True),
+        lambda: torch.mul(logits.detach(), 2, out=logits),
+        lambda: setattr(logits, "data", torch.zeros(2, 6, VOCABULARY)),
+    ):
+        with pytest.raises(RuntimeError, match="cannot change logits whose vocabulary is divided"):
+            refused()
+    same = Same.apply(logits)
+    logits[0].zero_()
+    with pytest.raises(RuntimeError, match="changed in place through a view"):
+        same.sum().backward()
 
 
 def gradients_of_shared_heads(keys: int) -> None:
@@ -184,6 +267,7 @@ def compiled_checkpoints_keep_collectives() -> None:
 def all_of_them() -> None:
     the_bias_of_rows_is_added_once()
     losses_lack_no_logarithm()
+    logits_are_those_of_one_process()
     gradients_of_shared_heads(2)
     gradients_of_shared_heads(1)
     dropout_is_that_of_one_process()

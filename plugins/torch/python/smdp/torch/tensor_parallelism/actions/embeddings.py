@@ -16,11 +16,7 @@ class Vocabulary:
 
     def problem(self, module: nn.Module, size: int) -> str | None:
         """Returns why the module cannot be divided, or None."""
-        if not isinstance(module, nn.Embedding):
-            return f"a {type(module).__name__} is not an embedding"
-        if module.max_norm is not None:
-            return "max_norm changes rows that other ranks hold"
-        return None
+        return _problem(module)
 
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
         """Divides the module."""
@@ -44,11 +40,10 @@ class Width:
 
     def problem(self, module: nn.Module, size: int) -> str | None:
         """Returns why the module cannot be divided, or None."""
-        if not isinstance(module, nn.Embedding):
-            return f"a {type(module).__name__} is not an embedding"
-        if module.embedding_dim % size:
+        found = _problem(module)
+        if found is None and isinstance(module, nn.Embedding) and module.embedding_dim % size:
             return f"a width of {module.embedding_dim} is not a multiple of {size}"
-        return None
+        return found
 
     def apply(self, module: nn.Module, axis: TensorAxis) -> None:
         """Divides the module."""
@@ -58,3 +53,16 @@ class Width:
     def describe(self, size: int) -> str:
         """Returns a description for the plan."""
         return f"embedding_colwise: columns / {size}{', result gathered' if self.gathers else ''}"
+
+
+def _problem(module: nn.Module) -> str | None:
+    """Returns why an embedding cannot be divided in any way, or None."""
+    if not isinstance(module, nn.Embedding):
+        return f"a {type(module).__name__} is not an embedding"
+    if module.max_norm is not None:
+        return "max_norm needs whole rows"
+    if module.scale_grad_by_freq:
+        return "scale_grad_by_freq counts tokens of other ranks"
+    if module.sparse:
+        return "its gradient is sparse"
+    return None

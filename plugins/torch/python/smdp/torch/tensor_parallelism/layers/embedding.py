@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from smdp.torch.mesh.slices import Slices, even
 from smdp.torch.tensor_parallelism.functions import gather_from_ranks, sum_over_ranks
+from smdp.torch.tensor_parallelism.layers.bounds import check_in_vocabulary
 from smdp.torch.tensor_parallelism.layers.divided import Divided, cut_parameter, divide
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
@@ -15,18 +16,21 @@ class VocabularySlice(Divided):
 
     Attributes:
         first: The first token of this rank.
+        vocabulary: The number of all tokens.
     """
 
     first: int
+    vocabulary: int
     weight: Tensor
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Returns the rows of all tokens, of which each rank looks up its own."""
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the rows of tokens of all ranks, of which each rank looks up its own."""
+        check_in_vocabulary("token", input, self.vocabulary)
         if not len(self.weight):
             # This rank has no tokens; the result needs a gradient as on the other ranks.
-            empty = self.weight.new_zeros((*tokens.shape, self.weight.shape[1])) + self.weight.sum()
+            empty = self.weight.new_zeros((*input.shape, self.weight.shape[1])) + self.weight.sum()
             return sum_over_ranks(empty, self.tensor_axis)
-        own = tokens - self.first
+        own = input - self.first
         is_own = (own >= 0) & (own < self.weight.shape[0])
         found: Tensor = super().forward(own.where(is_own, own.new_zeros(())))
         return sum_over_ranks(found * is_own.unsqueeze(-1), self.tensor_axis)
@@ -41,9 +45,9 @@ class WidthSlice(Divided):
 
     gathers_output: bool = True
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Returns whole rows, of which each rank looks up its columns, or these columns."""
-        found: Tensor = super().forward(tokens)
+        found: Tensor = super().forward(input)
         return gather_from_ranks(found, -1, self.tensor_axis) if self.gathers_output else found
 
 
@@ -55,7 +59,7 @@ def cut_vocabulary(module: nn.Embedding, axis: TensorAxis) -> None:
     if padding is not None:
         # Rows of padding have no gradient; the rank without the row looks up its row 0 for it, times zero.
         module.padding_idx = padding - begin if begin <= padding < end else None
-    divide(module, VocabularySlice, axis, first=begin)
+    divide(module, VocabularySlice, axis, first=begin, vocabulary=module.num_embeddings)
 
 
 def cut_width(module: nn.Embedding, axis: TensorAxis, *, gathers: bool = True) -> None:

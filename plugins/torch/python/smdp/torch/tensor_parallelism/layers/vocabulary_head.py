@@ -11,7 +11,8 @@ from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.slices import even
 from smdp.torch.tensor_parallelism.layers.divided import divide
 from smdp.torch.tensor_parallelism.layers.linear import Column, cut_outputs, outputs_of
-from smdp.torch.tensor_parallelism.layers.split_logits import SplitLogits, gathered_logits
+from smdp.torch.tensor_parallelism.layers.logits_graph import gathered_logits
+from smdp.torch.tensor_parallelism.layers.split_logits import SplitLogits
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
@@ -29,9 +30,9 @@ class VocabularyHead(Column):
     vocabulary: int
     method_with_weights = "part_of_logits"
 
-    def forward(self, tensor: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Returns the logits of all tokens, gathered if gradients are disabled."""
-        part = self.part_of_logits(tensor)
+        part = self.part_of_logits(input)
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return gathered_logits(part, self.tensor_axis, self.vocabulary)
         return SplitLogits(part, self.tensor_axis, self.vocabulary)

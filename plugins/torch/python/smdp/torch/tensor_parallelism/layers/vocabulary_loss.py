@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smdp.torch.mesh.slices import even
 from smdp.torch.tensor_parallelism.collectives import max_, sum_
+from smdp.torch.tensor_parallelism.layers.bounds import check_in_vocabulary
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
@@ -43,12 +44,14 @@ def vocabulary_cross_entropy(
 
     Raises:
         ValueError: The reduction does not exist.
+        IndexError: A target is not in the vocabulary.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"[smdp] reduction = {reduction!r} is not valid. Use one of: mean, sum, none.")
     begin, _ = even(vocabulary, axis.rank, axis.size)
     shape = target.shape
     flat, kept = target.reshape(-1), target.reshape(-1) != ignore_index
+    check_in_vocabulary("target", flat, vocabulary, kept)
     rows = logits.reshape(len(flat), logits.shape[-1])
     losses = _Losses.apply(rows, flat, kept, axis, begin, vocabulary, label_smoothing, z_loss)
     if reduction == "none":
