@@ -37,7 +37,7 @@ def test_each_element_counts_once(size: int) -> None:
 @pytest.mark.parametrize("action", [Columns((QUERIES,)), Rows((QUERIES,))])
 def test_fewer_heads_than_ranks_are_refused(action: Any) -> None:
     problem = action.problem(nn.Linear(8, 8), 8)
-    assert problem is not None and problem.endswith("4 units cannot be divided; degrees that fit: 2, 4")
+    assert problem is not None and problem.endswith("4 heads cannot be divided evenly")
     assert action.problem(nn.Linear(8, 8), 4) is None
 
 
