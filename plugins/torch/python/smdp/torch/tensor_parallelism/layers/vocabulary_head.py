@@ -29,9 +29,9 @@ class VocabularyHead(Column):
     vocabulary: int
     method_with_weights = "part_of_logits"
 
-    def forward(self, tensor: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Returns the logits of all tokens, gathered if gradients are disabled."""
-        part = self.part_of_logits(tensor)
+        part = self.part_of_logits(input)
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return gathered_logits(part, self.tensor_axis, self.vocabulary)
         return SplitLogits(part, self.tensor_axis, self.vocabulary)
