@@ -160,7 +160,7 @@ def nothing_is_left_of_what_is_dropped() -> None:
     model = divided(Attention(keys=4), ATTENTION)
     axis = axis_of_model(model)
     assert axis is not None
-    with SplitDropout(axis) as region, torch.no_grad():
+    with torch.no_grad(), SplitDropout(axis) as region:
         region.is_split = True
         query, sees = torch.ones(1, 1, 3, 4), torch.ones(3, 3, dtype=torch.bool)
         sees[1] = False
@@ -170,6 +170,11 @@ def nothing_is_left_of_what_is_dropped() -> None:
             assert torch.equal(dropped, torch.zeros_like(query))
         with pytest.raises(RuntimeError, match=r"alpha_dropout\(\) on slices"):
             F.alpha_dropout(query, 0.1, training=True)
+    for reentrant in (True, False):
+        with SplitDropout(axis) as region:
+            region.is_split = True
+            with pytest.raises(RuntimeError, match="Put the checkpoint around the whole"):
+                checkpoint(F.dropout, torch.ones(2, requires_grad=True), use_reentrant=reentrant)
 
 
 def leaves_are_free_and_have_no_copies() -> None:

@@ -4,8 +4,8 @@ Every rank draws the whole mask and uses its slice. So ranks drop different elem
 ranks stay in the same state, and dropout of replicated tensors is the same on all ranks.
 
 Code between a column-parallel and a row-parallel layer must use dropout on slices only: of heads in tensors
-with four dimensions, else of the last dimension. It must not draw other random numbers, nor checkpoint
-dropout by itself, because backward runs it again outside of the region.
+with four dimensions, else of the last dimension. It must not draw other random numbers. Dropout in
+a checkpoint inside of the region is an error, because backward runs it again outside of the region.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class SplitDropout(TorchFunctionMode):
     def __enter__(self) -> Any:
         self._outer = getattr(_thread, "region", None)
         _thread.region = self
+        self._checkpoint = _innermost_checkpoint()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -107,6 +108,13 @@ class SplitDropout(TorchFunctionMode):
         tensor = input
         if not training or p == 0:
             return tensor
+        checkpoint = _innermost_checkpoint()
+        # A part of a region may be compiled.
+        if checkpoint is not None and self._checkpoint is not None and checkpoint != self._checkpoint:
+            raise RuntimeError(
+                "[smdp] tensor_parallel: a checkpoint inside of a divided module has dropout, and would drop"
+                " other elements when backward runs it again. Put the checkpoint around the whole module."
+            )
         if p == 1:
             nothing = tensor.new_zeros(())  # torch draws no mask either
             return tensor.mul_(nothing) if inplace else tensor * nothing
@@ -151,6 +159,18 @@ class SplitDropout(TorchFunctionMode):
             weights = weights + attn_mask
         # A query that may see no key has zeros and not NaN, as in torch.
         return self._dropout(torch.ops.aten._safe_softmax(weights, -1), dropout_p) @ value
+
+
+def _innermost_checkpoint() -> Any:
+    """Returns what differs inside of a checkpoint: its hooks, or disabled gradients in a reentrant one.
+
+    In compiled code, returns None.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    is_checkpoint = hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+    return hooks if is_checkpoint else None, torch.is_grad_enabled()
 
 
 def _refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
