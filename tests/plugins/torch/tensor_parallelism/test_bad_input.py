@@ -80,6 +80,9 @@ def layers() -> None:
     for block in heads.blocks:
         block.head_dim = 3
     refuse(mlp(two=OwnForward(8, 4)), PAIR, "module '2'", "OwnForward has another forward() than Linear")
+    replaced = nn.Linear(8, 4)
+    replaced.forward = OwnForward(8, 4).forward  # type: ignore[method-assign]
+    refuse(mlp(two=replaced), PAIR, "module '2'", "a Linear has another forward() than Linear")
     refuse(mlp(two=weight_norm(nn.Linear(8, 4))), PAIR, "its weight is computed from other parameters")
     special = nn.Linear(8, 4)
     special.weight = Sliced(special.weight.data)
@@ -130,6 +133,9 @@ def wrapped() -> None:
     with pytest.raises(ValueError, match=r"already been divided.*'0.weight'"):
         smdp.torch.tensor_parallel(divided, 2, PAIR)
     assert divided[0].weight.shape == shape == (4, 4)
+    around = DistributedDataParallel(nn.Sequential(divided))
+    with pytest.raises(RuntimeError, match=r"over ranks \[0, 1\].*smdp.torch.DistributedDataParallel"):
+        around(torch.ones(1, 4))
 
 
 def degrees() -> None:
@@ -141,7 +147,8 @@ def degrees() -> None:
         smdp.torch.tensor_parallel(model, 2, PAIR, mesh=ParallelMesh.of_world())
     for plan in (PAIR, "auto"):
         kinds, weights = [type(module) for module in model.modules()], list(model.parameters())
-        assert smdp.torch.tensor_parallel(model, 1, plan) is model
+        for is_sequence in (False, True):
+            assert smdp.torch.tensor_parallel(model, 1, plan, sequence_parallel=is_sequence) is model
         assert [type(module) for module in model.modules()] == kinds
         assert all(a is b and a.shape == b.shape for a, b in zip(weights, model.parameters(), strict=True))
     refuse(model, {"nothing": "colwise"}, "matches no module", degree=1)

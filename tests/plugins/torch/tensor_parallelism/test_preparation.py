@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,19 @@ from torch_spawn import run
 
 import smdp.torch
 from smdp.torch.mesh.cuts import cut_of
+
+PAIR = {"0": "colwise", "1": "rowwise"}
+
+
+class Locked(nn.Linear):
+    """A layer that says what of it is copied."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
 
 
 def made(**options: Any) -> Model:
@@ -64,11 +78,13 @@ def takes_the_values_and_the_generator_of_the_first_rank() -> None:
     alone = made(dropout=0.3)
     torch.manual_seed(dist.get_rank())
     model = Model(dropout=0.3)
+    model.register_buffer("places", torch.randperm(20_000))  # the same values in another order
     first = copy.deepcopy(model) if dist.get_rank() == 0 else alone
     smdp.torch.tensor_parallel(model, 2, PLAN)
     if dist.get_rank() == 0:
         assert farthest(model, first) == 0
     own = {name: one for name, one in model.named_parameters() if cut_of(one) is None}
+    own["places"] = model.places
     torch.manual_seed(100 + dist.get_rank())
     state = torch.get_rng_state()
     train(model)
@@ -98,6 +114,8 @@ def copies_and_conversions_keep_cuts() -> None:
     for each in (twin, model):
         train(each)
         assert farthest(each, alone) < 1e-6
+    layers: Any = smdp.torch.tensor_parallel(nn.Sequential(Locked(4, 8), nn.Linear(8, 4)), 2, PAIR)
+    assert cut_of(copy.deepcopy(layers)[0].weight) is not None
     saved = io.BytesIO()
     torch.save(model.state_dict(), saved)
     saved.seek(0)

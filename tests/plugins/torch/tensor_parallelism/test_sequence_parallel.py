@@ -49,8 +49,10 @@ def bart() -> nn.Module:
     return BartForConditionalGeneration(config)
 
 
-def trained(model: Any) -> list[float]:
+def trained(model: Any, frozen: str | None = None) -> list[float]:
     model.train()
+    if frozen is not None:
+        model.get_submodule(frozen).eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     losses = []
     for step in range(3):
@@ -65,14 +67,16 @@ def trained(model: Any) -> list[float]:
     return losses
 
 
-def check(make: Callable[[], nn.Module], *, checkpoints: bool = False) -> nn.Module:
+def check(
+    make: Callable[[], nn.Module], *, checkpoints: bool = False, frozen: str | None = None
+) -> nn.Module:
     torch.manual_seed(0)
     alone = make().double()
     model = copy.deepcopy(alone)
     smdp.torch.tensor_parallel(model, torch.distributed.get_world_size(), sequence_parallel=True)
     if checkpoints:
         model.gradient_checkpointing_enable()
-    expected, found = trained(alone), trained(model)
+    expected, found = trained(alone, frozen), trained(model, frozen)
     assert all(abs(a - b) < 1e-6 * abs(a) for a, b in zip(expected, found, strict=True)), (expected, found)
     assert farthest(model, alone) < 1e-6
     return model
@@ -82,9 +86,13 @@ def trains_like_one_process() -> None:
     model: Any = check(llama)
     check(llama, checkpoints=True)
     check(gpt2)
+    check(gpt2, frozen="transformer.h.0")
     check(bart)
     with pytest.raises(ValueError, match="a sequence of 7 tokens cannot be divided over 2"):
         model(input_ids=torch.zeros(1, 7, dtype=torch.long))
+    twin: Any = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        twin(input_ids=torch.zeros(1, 7, dtype=torch.long))
     model.eval()
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 7, dtype=torch.long))

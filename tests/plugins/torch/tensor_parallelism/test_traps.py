@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from torch_spawn import run
 
 import smdp.torch
+from smdp.torch.tensor_parallelism.divided_model import axis_of_model
+from smdp.torch.tensor_parallelism.layers.split_dropout import SplitDropout
 from smdp.torch.tensor_parallelism.layers.split_logits import SplitLogits
+from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 QUERIES = 4
 ATTENTION = {
@@ -234,6 +238,62 @@ def dropout_is_that_of_one_process() -> None:
             torch.testing.assert_close(found, one)
 
 
+def nothing_is_left_of_what_is_dropped() -> None:
+    """As torch, attention gives zeros to queries that see no key, and a rate of 1 drops everything."""
+    model = divided(Attention(keys=4), ATTENTION)
+    axis = axis_of_model(model)
+    assert axis is not None
+    with torch.no_grad(), SplitDropout(axis) as region:
+        region.is_split = True
+        query, sees = torch.ones(1, 1, 3, 4), torch.ones(3, 3, dtype=torch.bool)
+        sees[1] = False
+        attended = F.scaled_dot_product_attention(query, query, query, sees, dropout_p=0.1)
+        assert attended.isfinite().all() and not attended[:, :, 1].any()
+        for dropped in (F.dropout(input=query, p=1.0), torch.dropout(query, p=1.0, train=True)):
+            assert torch.equal(dropped, torch.zeros_like(query))
+        with pytest.raises(RuntimeError, match=r"alpha_dropout\(\) on slices"):
+            F.alpha_dropout(query, 0.1, training=True)
+    for reentrant in (True, False):
+        with SplitDropout(axis) as region:
+            region.is_split = True
+            with pytest.raises(RuntimeError, match="Put the checkpoint around the whole"):
+                checkpoint(F.dropout, torch.ones(2, requires_grad=True), use_reentrant=reentrant)
+
+
+def leaves_are_free_and_have_no_copies() -> None:
+    model = divided(nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)), {"0": "colwise", "1": "rowwise"})
+    leaf = torch.ones(2, WIDTH, requires_grad=True)
+    output = model(leaf)
+    leaf.data = torch.zeros(2, WIDTH)
+    assert not torch.equal(model(leaf), output)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model[1](input=model[0](input=leaf)).dtype == torch.bfloat16  # the bias, too
+    found = weakref.ref(leaf)
+    del leaf, output
+    assert found() is None
+
+
+def sums_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that hide the sum of a gradient behind another product, in checkpoints and twice derived."""
+    monkeypatch.setattr(TensorAxis, "is_across_hosts", True)
+    torch.manual_seed(0)
+    alone = Attention(keys=4).double()
+    model = divided(alone, ATTENTION)
+    for reentrant in (True, False):
+        for each in (alone, model):
+            hidden = hidden_of(3).requires_grad_() * 1
+            checkpoint(each, hidden, use_reentrant=reentrant).square().sum().backward()
+        assert farthest(model, alone) < 1e-10
+    layers = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)).double()
+    two = divided(layers, {"0": "colwise", "2": "rowwise"})
+    for each in (layers, two):
+        hidden = hidden_of(3).requires_grad_()
+        (slope,) = torch.autograd.grad(each(hidden * 1).square().sum(), hidden, create_graph=True)
+        slope.square().sum().backward()
+        each(hidden[0, 0] * 1).sum().backward()
+    assert farthest(two, layers) < 1e-10
+
+
 def compiled_checkpoints_keep_collectives() -> None:
     """A block is one graph with the sums of its two row-parallel layers, which backward may run again."""
     torch.manual_seed(0)
@@ -272,6 +332,10 @@ def all_of_them() -> None:
     gradients_of_shared_heads(1)
     dropout_is_that_of_one_process()
     if dist.get_world_size() == 2:
+        nothing_is_left_of_what_is_dropped()
+        leaves_are_free_and_have_no_copies()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            sums_between_hosts(monkeypatch)
         heads_that_do_not_fit()
         compiled_checkpoints_keep_collectives()
 

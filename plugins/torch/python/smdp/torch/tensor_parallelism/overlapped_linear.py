@@ -14,28 +14,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smdp.torch.tensor_parallelism.collectives import start_sum_, wait_sum_
+from smdp.torch.tensor_parallelism.functions import sum_over_ranks
 from smdp.torch.tensor_parallelism.shared_input import share_copy, shared_copy
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
 def can_overlap(tensor: Tensor, weight: Tensor, axis: TensorAxis) -> bool:
-    """Returns whether a layer is the first one of an input whose gradient's sum is worth hiding.
+    """Returns whether the sum of an input's gradient is worth hiding.
 
     Inside a host, a sum takes less time than a second thread takes from the matrix product.
     """
     return (
         not torch.compiler.is_compiling()
         and axis.is_across_hosts
+        and tensor.ndim > 1
         and tensor.requires_grad
         and weight.requires_grad
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled(tensor.device.type)
-        and shared_copy(tensor, axis) is None
     )
 
 
 def overlapped_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, axis: TensorAxis) -> Tensor:
     """Returns a linear layer's output. Layers that are called later with the same input share its copy.
+
+    These layers save the same for backward as the first one, because a checkpoint that calls the first one
+    again finds the copy that it has made before.
 
     Args:
         tensor: The input, which all ranks hold, (..., inputs).
@@ -43,6 +47,9 @@ def overlapped_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, axis:
         bias: This rank's slice, (outputs).
         axis: The ranks.
     """
+    earlier = shared_copy(tensor, axis)
+    if earlier is not None:
+        return _Linear.apply(earlier, weight, bias, None)
     factors: list[Tensor] = []
     waited = _Wait.apply(tensor, axis)
     late = _Weight.apply(weight, factors)
@@ -59,14 +66,17 @@ class _Wait(torch.autograd.Function):
         return tensor.detach()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        wait_sum_(gradients[0], ctx.axis.number)
+        if not torch.is_grad_enabled():
+            wait_sum_(gradients[0], ctx.axis.number)
         return gradients[0], None
 
 
 class _Weight(torch.autograd.Function):
-    """Computes the weight's gradient from the factors that the layer's backward has left."""
+    """Computes the weight's gradient from the factors that the layer's backward has left.
+
+    A second derivative also comes from the layer itself.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, factors: list[Tensor]) -> Tensor:
@@ -75,11 +85,13 @@ class _Weight(torch.autograd.Function):
         return weight.detach()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gradient, tensor = ctx.factors
-        ctx.factors.clear()
-        return gradient.flatten(0, -2).t() @ tensor.flatten(0, -2), None
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        (found,) = gradients
+        if ctx.factors:
+            own = _of_weight(*ctx.factors)
+            ctx.factors.clear()
+            found = own if found is None else found + own
+        return found, None
 
 
 class _Start(torch.autograd.Function):
@@ -89,9 +101,10 @@ class _Start(torch.autograd.Function):
         return tensor.detach()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         gradient = gradients[0].clone(memory_format=torch.contiguous_format)
+        if torch.is_grad_enabled():  # create_graph=True
+            return sum_over_ranks(gradient, ctx.axis), None
         start_sum_(gradient, ctx.axis.number)
         return gradient, None
 
@@ -99,17 +112,24 @@ class _Start(torch.autograd.Function):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, weight: Tensor, bias: Tensor | None, factors: list[Tensor]
+        ctx: Any, tensor: Tensor, weight: Tensor, bias: Tensor | None, factors: list[Tensor] | None
     ) -> Tensor:
         ctx.save_for_backward(tensor, weight)
         ctx.factors = factors
         return F.linear(tensor, weight, bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         tensor, weight = ctx.saved_tensors
         (gradient,) = gradients
-        ctx.factors[:] = [gradient, tensor]
+        of_weight = None
+        if ctx.factors is None or torch.is_grad_enabled():
+            of_weight = _of_weight(gradient, tensor)
+        else:
+            ctx.factors[:] = [gradient, tensor]
         of_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        return gradient @ weight, None, of_bias, None
+        return gradient @ weight, of_weight, of_bias, None
+
+
+def _of_weight(gradient: Tensor, tensor: Tensor) -> Tensor:
+    return gradient.flatten(0, -2).t() @ tensor.flatten(0, -2)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from smdp.torch.initialization.generator_states import default_generator
@@ -36,9 +37,11 @@ class SameForwards:
 
         Raises:
             ValueError: The ranks got different inputs.
+            RuntimeError: A wrapper of torch averages slices of different ranks.
         """
         if torch.compiler.is_compiling() or self._axis.size == 1:
             return
+        _check_wrapper(self._axis)
         device = next((one.device for one in module.parameters()), torch.device("cpu"))
         if not self._has_compared:
             check_same_inputs((args, dict(kwargs)), self._axis)
@@ -83,6 +86,21 @@ def check_same_inputs(inputs: Any, axis: TensorAxis) -> None:
                 f" with slices of one model must read the same batches, for example with"
                 f" DistributedSampler(data, num_replicas={mesh.replicas}, rank={mesh.replica}) on this rank."
             )
+
+
+def _check_wrapper(axis: TensorAxis) -> None:
+    # The call goes through this wrapper, around the model or around another one that contains it.
+    wrapper = DistributedDataParallel._get_active_ddp_module()
+    if wrapper is None:
+        return
+    ranks = axis.mesh.ranks("tp")
+    others = set(dist.get_process_group_ranks(wrapper.process_group)) & set(ranks)
+    if len(others) > 1:
+        raise RuntimeError(
+            f"[smdp] tensor_parallel: a {type(wrapper).__name__} over ranks {sorted(others)}, which hold"
+            " slices of one model, has replaced them by those of one rank. Divide a fresh model, and wrap it"
+            " in smdp.torch.DistributedDataParallel, which averages over the replicas only."
+        )
 
 
 def _number(state: Tensor) -> int:

@@ -39,11 +39,13 @@ class SequencePlan:
         """Changes the modules of a model whose layers have been divided."""
         slices: dict[str, SequenceSlices] = {}
         for stack in self.layers:
+            sequence = SequenceSlices()
             for name in stack:
                 layer = model.get_submodule(name)
-                slices[name] = SequenceSlices(layer)
+                slices[name] = sequence
+                sequence.add(layer)
                 ends = {"is_first": name == stack[0], "is_last": name == stack[-1]}
-                divide(layer, StackLayer, axis, sequence=slices[name], **ends)
+                divide(layer, StackLayer, axis, sequence=sequence, **ends)
         stacked = [name for stack in self.layers for name in stack]
 
         def of(name: str) -> SequenceSlices:

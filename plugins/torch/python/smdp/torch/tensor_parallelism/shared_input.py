@@ -15,7 +15,8 @@ def shared_input(tensor: Tensor, axis: TensorAxis) -> Tensor:
     """Returns the input of a column-parallel layer; see copy_to_ranks().
 
     Layers that are called with the same tensor, such as query, key and value, share one copy, so that
-    backward sums their gradients first and then over the ranks, in one collective.
+    backward sums their gradients first and then over the ranks, in one collective. Leaves of the graph, such
+    as parameters and the arguments of reentrant checkpoints, are copied for each layer.
     """
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor  # tensors of torch.inference_mode() have no version
@@ -37,7 +38,12 @@ def shared_copy(tensor: Tensor, axis: TensorAxis) -> Tensor | None:
 
 
 def share_copy(tensor: Tensor, copy: Tensor, axis: TensorAxis) -> None:
-    """Keeps the copy of an input for later layers."""
+    """Keeps the copy of an input for later layers, unless the input is a leaf.
+
+    The graph of a copy holds the leaf, so the leaf would never be freed, and its `data` may be replaced.
+    """
+    if tensor.is_leaf:
+        return
     # An attribute of the input: layers save the values of the copy, which do not keep the copy itself alive.
     owner: Any = tensor
     owner._smdp_copy = ((axis.number, tensor._version), copy)

@@ -49,7 +49,7 @@ def tensor_parallel(
     built in `delayed_initialization()` gets the values of this rank's slices, one tensor after another.
 
     An optimizer that was made before keeps working if it has not stepped yet and the model has memory.
-    `DistributedDataParallel` goes around the divided model.
+    `smdp.torch.DistributedDataParallel` goes around the divided model.
 
     Args:
         model: The model.
@@ -58,6 +58,8 @@ def tensor_parallel(
         sequence_parallel: Whether each rank holds a slice of the sequence between divided layers in
             training, which divides the memory of norms, dropouts and residual additions by `degree`.
             Layers must stand in a ModuleList, and the length of sequences must be a multiple of `degree`.
+            What a model returns from between these layers, as with `output_hidden_states`, is this rank's
+            slice.
         mesh: The ranks along all axes. Default: all ranks of the world.
 
     Returns:
@@ -105,7 +107,7 @@ def agreed_plan(
             }
         )
         made.append(found)
-        if sequence_parallel:
+        if sequence_parallel and degree > 1:
             sequence_plan_of(model, found)
         return f"{found}{', sequence parallel' if sequence_parallel else ''}", shapes_of(model)
 

@@ -30,7 +30,8 @@ class Divided(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, with the cuts, because torch copies parameters without their marks."""
-        return {**self.__dict__, _CUTS: self._cuts()}
+        own: Any = getattr(super(), "__getstate__", None)  # all objects have it since Python 3.11
+        return {**(self.__dict__ if own is None else own()), _CUTS: self._cuts()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copy."""

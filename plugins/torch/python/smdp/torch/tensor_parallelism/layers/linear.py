@@ -51,16 +51,16 @@ class Column(Divided):
     sequence: SequenceSlices | None = None
     gathers_input: bool = False
 
-    def forward(self, tensor: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Returns this rank's outputs, or all of them."""
         if self.sequence is not None and self.sequence.is_on:
-            found = self._of_slice(tensor)
+            found = self._of_slice(input)
         elif self.takes_part:
-            found = super().forward(tensor)
-        elif can_overlap(tensor, _weight(self), self.tensor_axis):
-            found = overlapped_linear(tensor, _inputs_last(self), cast("Any", self).bias, self.tensor_axis)
+            found = super().forward(input)
+        elif can_overlap(input, _weight(self), self.tensor_axis):
+            found = overlapped_linear(input, _inputs_last(self), cast("Any", self).bias, self.tensor_axis)
         else:
-            found = super().forward(shared_input(tensor, self.tensor_axis))
+            found = super().forward(shared_input(input, self.tensor_axis))
         mark_split(not self.gathers_output)
         return gather_from_ranks(found, -1, self.tensor_axis) if self.gathers_output else found
 
@@ -96,21 +96,24 @@ class Row(Divided):
     weight: Tensor
     bias: Tensor | None
 
-    def forward(self, tensor: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Returns the outputs, which are the same on all ranks, or this rank's slice of the sequence."""
         axis = self.tensor_axis
         if self.splits_input:
-            tensor = split_over_ranks(tensor, -1, axis)
+            input = split_over_ranks(input, -1, axis)
         is_sequence = self.sequence is not None and self.sequence.is_on
-        parts = F.linear(tensor, _inputs_last(self))
+        parts = F.linear(input, _inputs_last(self))
         found = sum_and_scatter(parts, 1, axis) if is_sequence else sum_over_ranks(parts, axis)
         mark_split(False, is_sequence=is_sequence)
-        return found if self.bias is None else found + self.bias
+        # Autocast converts the bias of a whole layer, too.
+        return found if self.bias is None else found + self.bias.to(found.dtype)
 
 
 def is_linear(module: nn.Module) -> bool:
     """Returns whether a module is a linear layer that can be divided: torch's Linear or a Conv1D."""
     name = type(module).__name__
+    if "forward" in module.__dict__:
+        return False  # the divided layer would not run
     if isinstance(module, nn.Linear):
         # Falcon's class has a forward of its own, which only avoids fused kernels.
         return name == "FalconLinear" or type(module).forward is nn.Linear.forward

@@ -22,22 +22,28 @@ _DIM = 1
 
 
 class SequenceSlices:
-    """Whether the modules of a layer of the stack work on slices of the sequence: in training.
+    """Whether the modules of a stack of layers work on slices of the sequence: if any layer is in training.
 
-    Evaluation and generation work on whole sequences, whose length may be any.
-
-    Args:
-        layer: The layer of the stack.
+    Evaluation and generation work on whole sequences, whose length may be any. A layer passes its activations
+    to the next one, so a layer that alone is in evaluation, for example because it is frozen, gets slices.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
-        self._layer = weakref.ref(layer)
+    def __init__(self) -> None:
+        self._layers: list[weakref.ref[nn.Module]] = []
+
+    def add(self, layer: nn.Module) -> None:
+        """Adds a layer of the stack."""
+        self._layers.append(weakref.ref(layer))
+
+    def __deepcopy__(self, memo: object) -> SequenceSlices:
+        """Returns the object of a copied stack, to which the copied layers add themselves."""
+        return SequenceSlices()
 
     @property
     def is_on(self) -> bool:
         """Whether activations between divided layers are slices."""
-        layer = self._layer()
-        return layer is not None and layer.training
+        layers = [found() for found in self._layers]
+        return any(layer is not None and layer.training for layer in layers)
 
 
 class StackLayer(Divided):
@@ -52,6 +58,11 @@ class StackLayer(Divided):
     sequence: SequenceSlices
     is_first: bool = False
     is_last: bool = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores a copy."""
+        super().__setstate__(state)
+        self.sequence.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with slices."""

@@ -2,10 +2,15 @@
 
 Every rank draws the whole mask and uses its slice. So ranks drop different elements, the generators of all
 ranks stay in the same state, and dropout of replicated tensors is the same on all ranks.
+
+Code between a column-parallel and a row-parallel layer must use dropout on slices only: of heads in tensors
+with four dimensions, else of the last dimension. It must not draw other random numbers. Dropout in
+a checkpoint inside of the region is an error, because backward runs it again outside of the region.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from collections.abc import Sequence
@@ -20,6 +25,9 @@ from smdp.torch.tensor_parallelism.layers.divided import Divided
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 _thread = threading.local()
+
+_NAMES = {"train": "training"}  # of torch.dropout and of F.dropout
+_OTHER_DROPOUTS = {F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d}
 
 
 class SplitRegion(Divided):
@@ -73,6 +81,7 @@ class SplitDropout(TorchFunctionMode):
     def __enter__(self) -> Any:
         self._outer = getattr(_thread, "region", None)
         _thread.region = self
+        self._checkpoint = _innermost_checkpoint()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -87,15 +96,28 @@ class SplitDropout(TorchFunctionMode):
         if (self.is_split or self.is_sequence) and _thread.region is self:
             if func is F.dropout:
                 return self._dropout(*args, **kwargs)
+            if func is torch.dropout:
+                return self._dropout(*args, **{_NAMES.get(name, name): each for name, each in kwargs.items()})
+            if func in _OTHER_DROPOUTS:
+                _refuse(func, args, kwargs)
             if self.is_split and func is F.scaled_dot_product_attention:
                 return self._attention(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _dropout(
-        self, tensor: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        tensor = input
         if not training or p == 0:
             return tensor
+        checkpoint = _innermost_checkpoint()
+        # A part of a region may be compiled.
+        if checkpoint is not None and self._checkpoint is not None and checkpoint != self._checkpoint:
+            raise RuntimeError(
+                "[smdp] tensor_parallel: a checkpoint inside of a divided module has dropout, and would drop"
+                " other elements when backward runs it again. Put the checkpoint around the whole module."
+            )
+        if p == 1:
+            nothing = tensor.new_zeros(())  # torch draws no mask either
+            return tensor.mul_(nothing) if inplace else tensor * nothing
         if tensor.ndim == 3 and self._joined_heads and not self.is_sequence:
             weights = tensor.unflatten(0, (-1, self._joined_heads))
             return self._dropout(weights, p, training, inplace).flatten(0, 1)
@@ -135,4 +157,27 @@ class SplitDropout(TorchFunctionMode):
             if attn_mask.dtype == torch.bool:
                 attn_mask = weights.new_zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
             weights = weights + attn_mask
-        return self._dropout(weights.softmax(-1), dropout_p) @ value
+        # A query that may see no key has zeros and not NaN, as in torch.
+        return self._dropout(torch.ops.aten._safe_softmax(weights, -1), dropout_p) @ value
+
+
+def _innermost_checkpoint() -> Any:
+    """Returns what differs inside of a checkpoint: its hooks, or disabled gradients in a reentrant one.
+
+    In compiled code, returns None.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    is_checkpoint = hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+    return hooks if is_checkpoint else None, torch.is_grad_enabled()
+
+
+def _refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    given = inspect.signature(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    if given.arguments["training"] and given.arguments["p"]:
+        raise RuntimeError(
+            f"[smdp] tensor_parallel: {func.__name__}() on slices would drop other elements than in one"
+            " process. Use torch.nn.functional.dropout(), or a plan that leaves the layers around it whole."
+        )
