@@ -17,7 +17,7 @@ from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
 from smdp.torch.tensor_parallelism.planning_by_words import plan_by_words
 from smdp.torch.tensor_parallelism.preconditions import check_degree, check_plan
 
-# Of layers, in the error that there is no plan.
+# The most layers that the error without a plan names.
 _MOST_REASONS = 6
 
 

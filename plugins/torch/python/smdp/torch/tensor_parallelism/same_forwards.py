@@ -52,7 +52,7 @@ class SameForwards:
 
 
 def take_same_generator(device: torch.device, axis: TensorAxis) -> None:
-    """Gives all ranks the generator state of the first one, if any differs. Collective."""
+    """Copies the generator state of the first rank to the others, if any differs. Collective."""
     generator = default_generator(device)
     state = generator.get_state()
     digest = _number(state)

@@ -1,4 +1,4 @@
-"""Gives the ranks that will hold slices of one model the same values of the whole one."""
+"""Copies the values of a whole model to all ranks that will hold slices of it."""
 
 from __future__ import annotations
 
