@@ -11,18 +11,13 @@ import torch
 from divided_models import PLAN, Model, farthest
 from torch import Tensor, nn
 from torch_spawn import run
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 
 import smdp.torch
 from smdp import memory
 from smdp.torch.tensor_parallelism.sequence_plan import sequence_plan_of
+
+# The environment `transformers` runs these tests.
+transformers = pytest.importorskip("transformers")
 
 _VOCABULARY = 32
 
@@ -30,23 +25,25 @@ _VOCABULARY = 32
 def llama(**options: Any) -> nn.Module:
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": _VOCABULARY}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, **options}))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **heads, **options}))
 
 
 def gpt2() -> nn.Module:
     rates = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-    return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=_VOCABULARY, **rates))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=_VOCABULARY, **rates)
+    )
 
 
 def bart() -> nn.Module:
     """With cross-attention, layers that call divided layers themselves, and dropout between these."""
-    config: Any = BartConfig(
+    config: Any = transformers.BartConfig(
         d_model=16, vocab_size=_VOCABULARY, decoder_start_token_id=0, activation_dropout=0.1
     )
     for side in ("encoder", "decoder"):
         for name, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 32)):
             setattr(config, f"{side}_{name}", value)
-    return BartForConditionalGeneration(config)
+    return transformers.BartForConditionalGeneration(config)
 
 
 def trained(model: Any, frozen: str | None = None) -> list[float]:
