@@ -2,7 +2,7 @@
 
 The format is that of `torch.distributed.checkpoint`. Entries have the names and coordinates of the whole
 model, so a checkpoint depends neither on the stages nor on how layers are divided. The optimizer's entries
-have the names of torch's flat state dict, and do not depend on how its state is sharded.
+use the keys of a flat state dict as torch writes it, however the state is sharded.
 
     checkpoint.save("step-100", pipe, optimizer)
     checkpoint.load("step-100", pipe, optimizer)     # in a job of 2, 4 or 1 stages

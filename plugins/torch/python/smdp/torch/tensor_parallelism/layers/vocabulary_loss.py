@@ -24,7 +24,7 @@ def vocabulary_cross_entropy(
     reduction: str = "mean",
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Returns the cross-entropy of torch's `F.cross_entropy` from slices of the logits.
+    """Computes the loss of `F.cross_entropy` from slices of the logits.
 
     With m the largest logit, s the sum of exp(logit - m) and x the logit of the target, the loss of a token
     is m + log(s) - x. Each rank computes its part of s and x, so a token costs four numbers between ranks.
