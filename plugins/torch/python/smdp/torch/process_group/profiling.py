@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.profiler import record_function
 
 from smdp.torch.process_group import completion
 from smdp.torch.process_group.work import HandleWork
+
+_LONGEST_END_S = 1.0  # the completion thread may be busy with a callback of the user
 
 
 def ranged(name: str) -> contextlib.AbstractContextManager[Any]:
@@ -41,10 +44,32 @@ def profiled(name: str, call: Callable[[], Any], inputs: Sequence[Any], *, is_as
     with record_function(name, str([list(tensor.shape) for tensor in tensors])) as range_:
         work = call()
         if _is_under_way(work):
-            ended: Future[None] = Future()
-            range_._call_end_callbacks_on_future(ended)
-            completion.watch(work.handles, lambda: ended.set_result(None))
+            end = _RangeEnd()
+            range_._call_end_callbacks_on_future(end.future)
+            work.after_wait = end.wait
+            completion.watch(work.handles, end)
         return work
+
+
+class _RangeEnd:
+    """Ends a range on the completion thread, which makes the range asynchronous for the profiler.
+
+    Attributes:
+        future: The profiler's Future, whose completion ends the range.
+    """
+
+    def __init__(self) -> None:
+        self.future: Future[None] = Future()
+        self._has_ended = threading.Event()
+
+    def __call__(self) -> None:
+        self.future.set_result(None)
+        self._has_ended.set()
+
+    def wait(self) -> None:
+        """Waits for the end, because a profiler that stops right after the operation would miss it."""
+        if not completion.is_current_thread():
+            self._has_ended.wait(_LONGEST_END_S)
 
 
 def _is_under_way(work: Work) -> bool:

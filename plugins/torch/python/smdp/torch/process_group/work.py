@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,7 @@ class HandleWork(Work):
 
     Attributes:
         handles: The core's operations.
+        after_wait: What `wait()` calls once all operations have ended; None: nothing.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class HandleWork(Work):
     ) -> None:
         super().__init__()
         self.handles = handles
+        self.after_wait: Callable[[], None] | None = None
         self._tensors = tensors
         self._keep = keep
         self._staging = staging
@@ -116,6 +118,8 @@ class HandleWork(Work):
         """
         limit = seconds_of(timeout) if timeout else None
         wait_for_all(self.handles, limit)
+        if self.after_wait is not None:
+            self.after_wait()
         if self._staging is not None:
             self._copy()
             self._staging.order_stream()
