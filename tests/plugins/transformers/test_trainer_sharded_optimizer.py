@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import language_model as lm
+import model_parallel_trainers as mp
 import pytest
 import torch
 from transformers_spawn import run
 
 from smdp.torch import ShardedOptimizer
-from smdp.transformers import DataParallel
+from smdp.transformers import DataParallel, ModelParallel
 
 CHECKPOINTS = "SMDP_TEST_CHECKPOINTS"
 
@@ -117,6 +118,33 @@ def test_trains_and_resumes_like_an_unsharded_optimizer(tmp_path: Path) -> None:
     folder = {CHECKPOINTS: str(tmp_path)}
     run(on_two_ranks, 2, env=folder)
     run(on_one_rank, 1, env=folder)
+
+
+def in_stages() -> None:
+    """Two replicas of two stages, whose checkpoints continue with and without sharding."""
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "max_grad_norm": 0}
+    made = {}
+    for is_sharded in (False, True):
+        args = mp.arguments(f"staged {is_sharded}", **options)
+        made[is_sharded] = mp.trainer(args, plugins=mp.plugins(shard_optimizer=is_sharded))
+        made[is_sharded].train()
+    assert lm.losses(made[True]) == lm.losses(made[False])
+    assert lm.weights_hash(made[True].model_wrapped) == lm.weights_hash(made[False].model_wrapped)
+    assert state_bytes(made[True]) <= 0.52 * state_bytes(made[False])
+    expected = lm.weights_hash(made[True].model_wrapped)
+    for saving in (False, True):
+        again = mp.trainer(
+            mp.arguments("again", **{**options, "save_strategy": "no"}),
+            plugins=mp.plugins(shard_optimizer=not saving),
+        )
+        again.train(resume_from_checkpoint=os.path.join(made[saving].args.output_dir, "checkpoint-2"))
+        assert lm.weights_hash(again.model_wrapped) == expected, saving
+    with pytest.raises(ValueError, match="pass shard_optimizer to ModelParallel"):
+        mp.trainer(args, plugins=[DataParallel(shard_optimizer=True), ModelParallel(2, 4)])
+
+
+def test_replicas_of_stages_train_and_resume_alike(tmp_path: Path) -> None:
+    run(in_stages, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
 
 
 def test_unknown_scope() -> None:

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from smdp import pipeline as schedules
-from smdp.torch import PipelinedModule
-from smdp.torch.plugin_support import SplitOptions, Wording, check_same_batch, pipeline_of
+from smdp.torch import PipelinedModule, ShardedOptimizer
+from smdp.torch.plugin_support import SplitOptions, Wording, asked_scope, check_same_batch, pipeline_of
 from smdp.transformers.data_parallel import DataParallel
 from smdp.transformers.model_parallel import checkpoint_files, steps
 from smdp.transformers.model_parallel.accelerator import share_batches, take_over
@@ -60,6 +60,9 @@ class ModelParallel(Plugin):
             their parameters.
         preemption: Whether to save a checkpoint on SIGTERM. When one rank receives the signal, all ranks save
             after the same step and exit with code 75.
+        shard_optimizer: Whether replicas keep the optimizer's state once for all of them (True), once per
+            host ("host"), as smdp chooses ("auto"), or on every rank (False). See
+            `smdp.torch.ShardedOptimizer`.
 
     Raises:
         ValueError: An argument is not valid.
@@ -82,6 +85,7 @@ class ModelParallel(Plugin):
         seed: int | None = None,
         example_inputs: Any = None,
         preemption: bool = True,
+        shard_optimizer: bool | str = False,
     ) -> None:
         # Raises if an argument is not valid.
         info = schedules.schedule_info(schedule)
@@ -103,6 +107,8 @@ class ModelParallel(Plugin):
             "seed": seed,
         }
         self._pins = pins
+        self._shard_optimizer = shard_optimizer
+        self._scope = asked_scope("ModelParallel", shard_optimizer)
         self.preemption = preemption
         self._stages = stages
         self._tensor = tensor
@@ -116,7 +122,12 @@ class ModelParallel(Plugin):
 
     def described(self) -> str:
         """Returns the plugin with its arguments except `example_inputs`."""
-        return described_by(self, {**self._options, "pins": self._pins, "preemption": self.preemption})
+        others = {
+            "pins": self._pins,
+            "preemption": self.preemption,
+            "shard_optimizer": self._shard_optimizer,
+        }
+        return described_by(self, {**self._options, **others})
 
     @property
     def pipe(self) -> PipelinedModule | None:
@@ -133,6 +144,8 @@ class ModelParallel(Plugin):
         if isinstance(other, ModelParallel):
             return "there are two ModelParallel plugins, but a model can be split only once"
         if isinstance(other, DataParallel) and other.changed:
+            if other.changed == ["shard_optimizer"]:
+                return "replicas of a pipeline share one optimizer; pass shard_optimizer to ModelParallel"
             return (
                 f"replicas of a pipeline do not support {', '.join(other.changed)} when they average their"
                 " gradients; pass DataParallel() without arguments"
@@ -197,6 +210,16 @@ class ModelParallel(Plugin):
             return make()
         check_batch(trainer.args, self._microbatches)
         return make_optimizer(trainer, self._pipe, make)
+
+    def wrap_optimizer(
+        self, trainer: Trainer, prepare: Callable[..., Optimizer], optimizer: Optimizer, **options: Any
+    ) -> Optimizer:
+        """Distributes the optimizer's state over replicas if `shard_optimizer` asks for it."""
+        if self._pipe is None or self._scope is None or getattr(optimizer, "_is_accelerate_prepared", False):
+            return prepare(optimizer, **options)
+        sharded = ShardedOptimizer(optimizer, self._pipe, self._scope)
+        # The state is where the parameters are, and Accelerate could move only a whole one.
+        return prepare(sharded, device_placement=False)
 
     def run_step(
         self, trainer: Trainer, run: Callable[..., Tensor], model: nn.Module, inputs: Any, items: Any
