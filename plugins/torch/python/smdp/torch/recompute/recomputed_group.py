@@ -50,11 +50,19 @@ class RecomputedGroup:
     Args:
         contexts: Returns the contexts of a call, which may keep some of its results. None: no contexts.
         preserves_random_numbers: Whether the calls draw the same random numbers when they run again.
+        watch: Is called with each tensor that the calls save. None: nothing is.
     """
 
-    def __init__(self, contexts: ContextPair | None = None, *, preserves_random_numbers: bool = True) -> None:
+    def __init__(
+        self,
+        contexts: ContextPair | None = None,
+        *,
+        preserves_random_numbers: bool = True,
+        watch: Callable[[Tensor], None] | None = None,
+    ) -> None:
         self._contexts = contexts
         self._preserves = preserves_random_numbers
+        self._watch = watch
         self._calls: list[_Call] = []
         self._handles: list[weakref.ref[_Handle]] = []
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
@@ -121,6 +129,8 @@ class RecomputedGroup:
         handle = _Handle(self, getattr(_thread, "uses", 1))
         self._handles.append(weakref.ref(handle))
         self._kinds.append((tensor.shape, tensor.dtype))
+        if self._watch is not None:
+            self._watch(tensor)
         return handle
 
     def rebuild(self, handle: _Handle) -> None:
