@@ -30,9 +30,7 @@ class _State(NamedTuple):
     spans: tuple[tuple[int, int], ...]  # the groups so far, as (begin, end)
 
 
-def groups_within(
-    costs: Sequence[Cost], budget: float, in_flight: float = 1
-) -> list[tuple[int, int]] | None:
+def groups_within(costs: Sequence[Cost], budget: float, in_flight: float = 1) -> list[tuple[int, int]] | None:
     """Returns the groups of consecutive modules to recompute, as (begin, end); the others keep everything.
 
     Activations are freed in reverse order, so while a group runs again, only those of modules before it and

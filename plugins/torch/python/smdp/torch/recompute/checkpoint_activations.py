@@ -112,9 +112,7 @@ def set_policy(
             recompute(name, modules[name], rule)
 
 
-def rows_in_units(
-    rows: tuple[tuple[str, ...], ...], units: Collection[str]
-) -> tuple[tuple[str, ...], ...]:
+def rows_in_units(rows: tuple[tuple[str, ...], ...], units: Collection[str]) -> tuple[tuple[str, ...], ...]:
     """Returns rows in which blocks that are cut into several units are replaced by these.
 
     Args:

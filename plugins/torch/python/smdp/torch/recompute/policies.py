@@ -67,4 +67,3 @@ def read_policy(policy: Any, argument: str = "policy") -> Policy:
     elif isinstance(policy, float) and 0 < policy <= 1:
         return Policy(name, part=policy)
     raise ValueError(f"[smdp] {argument} = {policy!r} is not valid; allowed: {_ALLOWED}")
-

@@ -69,14 +69,9 @@ class RecomputedForward:
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's forward so that backward recomputes its activations."""
-        call = self._compiled or self.plain
-        if not torch.is_grad_enabled():
-            return call(*args, **kwargs)
-        if _is_between_units():
-            with units_follow(self.rule):
-                return call(*args, **kwargs)
-        args, kwargs = self._without_caches(args, kwargs)
-        return self.rule.run(self.name, call, args, kwargs)
+        if torch.is_grad_enabled():
+            args, kwargs = self._without_caches(args, kwargs)
+        return run_by(self.rule, self.name, self._compiled or self.plain, args, kwargs)
 
     def _without_caches(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         caches = [name for name, item in kwargs.items() if _is_cache(item)]
@@ -94,6 +89,20 @@ class RecomputedForward:
         if kwargs.get("use_cache"):
             kwargs["use_cache"] = False
         return tuple(None if _is_cache(item) else item for item in args), kwargs
+
+
+def run_by(rule: Rule, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs a call by a rule.
+
+    Between the units of a pipeline, the units in the call follow the rule, and the code around them never
+    runs again.
+    """
+    if not torch.is_grad_enabled():
+        return call(*args, **kwargs)
+    if _is_between_units():
+        with units_follow(rule):
+            return call(*args, **kwargs)
+    return rule.run(name, call, args, kwargs)
 
 
 def recompute(name: str, module: nn.Module, rule: Rule) -> None:
