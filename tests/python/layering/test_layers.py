@@ -128,7 +128,6 @@ ROOMS: dict[str, set[str]] = {
     "process_group": {"rendezvous"},
     "mesh": {"process_group"},
     "initialization": {"mesh", "process_group"},
-    "recompute": {"mesh", "process_group"},
     "preemption": set(),
     "optimizers": set(),
     "data_parallel": {"mesh", "process_group"},
@@ -138,10 +137,11 @@ ROOMS: dict[str, set[str]] = {
     "sharding": {"data_parallel", "forward_waits", "mesh", "optimizers", "process_group"},
     "pipelining.tensors": {"mesh", "process_group"},
     "pipelining.units": {"pipelining.tensors"},
+    "recompute": {"mesh", "pipelining.units", "tensor_parallelism"},
     "pipelining.ghosts": {"pipelining.tensors", "pipelining.units"},
     "pipelining.analysis": {"pipelining.tensors", "pipelining.units", "pipelining.ghosts", "recompute"},
     "pipelining.transfers": {"pipelining.tensors", "process_group"},
-    "pipelining.gradients": {"pipelining.units", "data_parallel", "mesh", "process_group"},
+    "pipelining.gradients": {"pipelining.units", "data_parallel", "mesh", "process_group", "recompute"},
     "pipelining.state_dicts": {"pipelining.tensors", "pipelining.units"},
     "pipelining.interpreter": {
         "pipelining.tensors",
@@ -164,7 +164,7 @@ ROOMS: dict[str, set[str]] = {
     | {"data_parallel", "initialization", "mesh"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
-    | {"precision", "sharding", "mesh", "optimizers"},
+    | {"precision", "recompute", "sharding", "mesh", "optimizers"},
     "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"},
 }
 MAY_IMPORT |= {

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
     from smdp.torch.precision.gradient_scaler import GradScaler as GradScaler
     from smdp.torch.preemption.spared_workers import spared_workers as spared_workers
+    from smdp.torch.recompute.checkpoint_activations import checkpoint_activations as checkpoint_activations
     from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
     from smdp.torch.step_in_forward.step_in_forward import StepInForward as StepInForward
     from smdp.torch.tensor_parallelism.tensor_parallel import tensor_parallel as tensor_parallel
@@ -49,6 +50,7 @@ _MODULES = {
     "PipelinedModule": "pipelining.pipelined.pipelined_module",
     "ShardedOptimizer": "sharding.sharded_optimizer",
     "StepInForward": "step_in_forward.step_in_forward",
+    "checkpoint_activations": "recompute.checkpoint_activations",
     "clip_grad_norm_": "precision.clipping",
     "delayed_initialization": "initialization.delayed_initialization",
     "pipeline": "pipelining.pipelined.pipelining",
@@ -74,6 +76,7 @@ __all__ = [
     "ProcessGroupSmdp",
     "StepInForward",
     "SyncBatchNorm",
+    "checkpoint_activations",
     "clip_grad_norm_",
     "comm_hook",
     "delayed_initialization",

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointFunction, checkpoint
+from torch.utils.checkpoint import CheckpointFunction
+
+from smdp.torch.recompute.rules import FixedRule, Rule, surrounding_rule
+
+_CHECKPOINTS = ("torch.utils.checkpoint", "smdp.torch.recompute.recomputed_group")
+_each = FixedRule()
 
 
 def has_checkpoints(module: nn.Module) -> bool:
@@ -22,19 +26,15 @@ def has_checkpoints(module: nn.Module) -> bool:
     return any(getattr(each, "gradient_checkpointing", False) is True for each in module.modules())
 
 
-def is_checkpointed() -> bool:
+def rule_of_units() -> Rule | None:
+    """Returns the rule for a unit that is called here: that of the checkpoints around it, or None."""
+    return surrounding_rule() or (_each if _is_checkpointed() else None)
+
+
+def _is_checkpointed() -> bool:
     """Returns whether the innermost saved-tensor hooks belong to a checkpoint."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
-
-
-def checkpointed(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that keeps only its inputs for backward and recomputes the rest."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(call, *args, use_reentrant=False, **kwargs)
-
-    return run
+    return hooks is not None and getattr(hooks[0], "__module__", "") in _CHECKPOINTS
 
 
 def refuse_reentrant(unit: str) -> None:
@@ -60,7 +60,7 @@ def refuse_reentrant(unit: str) -> None:
 def outside_checkpoints() -> Iterator[None]:
     """Disables the surrounding checkpoints, so that autograd saves the values used in the context."""
     around = []
-    while is_checkpointed():
+    while _is_checkpointed():
         around.append(torch._C._autograd._top_saved_tensors_default_hooks(True))
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:

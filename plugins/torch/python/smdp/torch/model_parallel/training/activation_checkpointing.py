@@ -1,41 +1,23 @@
 """Recomputes activations in backward: `smp.set_activation_checkpointing`, `smp.patches.checkpoint`.
 
-Both use torch's non-reentrant checkpoint. If they are applied to a module that contains several units, each
-unit is recomputed separately, on the rank that holds it.
+Modules run by a rule of `smdp.torch.recompute`. If a module contains several units of a pipeline, the units
+follow its rule, each on the rank that holds it. So groups never extend over a cut.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint as plain_checkpoint
 
 from smdp.torch.model_parallel.modules.distributed_model import DistributedModel
+from smdp.torch.recompute.policies import read_policy
+from smdp.torch.recompute.recomputed_forward import recompute, run_by
+from smdp.torch.recompute.rules import FixedRule
 
 # Modules that a model does not call: containers, and the DistributedModel itself.
 _UNCALLED = (nn.ModuleList, nn.ModuleDict, DistributedModel)
-
-
-class _Recomputed:
-    """Replaces a module's forward by one that is recomputed in backward.
-
-    Args:
-        plain: The module's own forward.
-        preserve_rng_state: As for torch.utils.checkpoint.
-    """
-
-    def __init__(self, plain: Callable[..., Any], preserve_rng_state: bool) -> None:
-        self.plain = plain
-        self._preserve = preserve_rng_state
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return plain_checkpoint(
-            self.plain, *args, use_reentrant=False, preserve_rng_state=self._preserve, **kwargs
-        )
 
 
 def set_activation_checkpointing(
@@ -54,24 +36,18 @@ def set_activation_checkpointing(
         pack_args_as_tuple: Has no effect. Accepted only for an nn.Sequential, which passes tuples to its
             layers unchanged in any case.
         strategy: For an nn.Sequential, which layers are recomputed together: "each" separately, "contiguous"
-            for all of them, or "group_N" for N at a time. Layers in different units are never recomputed
-            together.
+            for all of them, or "group_N" for N at a time. Layers on different partitions are never
+            recomputed together.
 
     Raises:
         ValueError: `module` is not a module, or one that is not called, such as a ModuleList or the wrapped
             model; or an argument is wrong.
     """
     _check(module, "smp.set_activation_checkpointing")
-    size = _group_size(module, strategy, pack_args_as_tuple)
-    if isinstance(module, nn.Sequential):
-        module.forward = functools.partial(
-            _run_in_groups, module, size=size, preserve_rng_state=preserve_rng_state
-        )
-    else:
-        plain = module.forward
-        module.forward = _Recomputed(
-            plain.plain if isinstance(plain, _Recomputed) else plain, preserve_rng_state
-        )
+    rule = _rule(module, strategy, pack_args_as_tuple, preserve_rng_state)
+    layers = dict(module.named_children()) if isinstance(module, nn.Sequential) else {"": module}
+    for name, layer in layers.items():
+        recompute(f"{name} {type(layer).__name__}".strip(), layer, rule)
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
@@ -88,9 +64,8 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, *
             model.
     """
     _check(module, "checkpoint")
-    return plain_checkpoint(
-        module, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
-    )
+    rule = FixedRule(preserves_random_numbers=preserve_rng_state)
+    return run_by(rule, type(module).__name__, module, args, kwargs)
 
 
 def checkpoint_sequential(
@@ -117,22 +92,10 @@ def checkpoint_sequential(
             f"[smdp] checkpoint_sequential got {type(sequential_module).__name__}; expected an"
             " nn.Sequential. Use checkpoint(module, ...) for any other module."
         )
-    size = _group_size(sequential_module, strategy, pack_args_as_tuple)
-    return _run_in_groups(sequential_module, input, size=size, preserve_rng_state=preserve_rng_state)
-
-
-def _run_in_groups(sequential: nn.Sequential, value: Any, *, size: int, preserve_rng_state: bool) -> Any:
-    layers = list(sequential)
-    for first in range(0, len(layers), size):
-        group = functools.partial(_run_all, layers[first : first + size])
-        value = plain_checkpoint(group, value, use_reentrant=False, preserve_rng_state=preserve_rng_state)
-    return value
-
-
-def _run_all(layers: list[nn.Module], value: Any) -> Any:
-    for layer in layers:
-        value = layer(value)
-    return value
+    rule = _rule(sequential_module, strategy, pack_args_as_tuple, preserve_rng_state)
+    for place, layer in enumerate(sequential_module):
+        input = run_by(rule, f"{place} {type(layer).__name__}", layer, (input,), {})
+    return input
 
 
 def _check(module: Any, call: str) -> None:
@@ -143,20 +106,18 @@ def _check(module: Any, call: str) -> None:
         )
 
 
-def _group_size(module: nn.Module, strategy: Any, pack_args_as_tuple: Any) -> int:
-    """Returns the number of layers that are recomputed together."""
+def _rule(module: nn.Module, strategy: Any, pack_args_as_tuple: Any, preserve_rng_state: bool) -> FixedRule:
     if not isinstance(module, nn.Sequential):
         if strategy != "each" or pack_args_as_tuple:
             raise ValueError(
                 f"[smdp] strategy = {strategy!r} and pack_args_as_tuple = {pack_args_as_tuple!r} are only for"
                 f" an nn.Sequential, but this is a {type(module).__name__}; remove both arguments"
             )
-        return 1
-    found = re.fullmatch(r"group_([1-9]\d*)", strategy) if isinstance(strategy, str) else None
-    sizes = {"each": 1, "contiguous": max(1, len(module))}
-    if found is None and strategy not in sizes:
+        return FixedRule(preserves_random_numbers=preserve_rng_state)
+    is_known = isinstance(strategy, str) and re.fullmatch(r"each|contiguous|group_[1-9]\d*", strategy)
+    if not is_known:
         raise ValueError(
             f"[smdp] strategy = {strategy!r} is not valid; allowed: 'each', 'contiguous', or 'group_N' with N"
             " layers, such as 'group_2'"
         )
-    return int(found[1]) if found is not None else sizes[strategy]
+    return FixedRule(read_policy(strategy).size, preserves_random_numbers=preserve_rng_state)

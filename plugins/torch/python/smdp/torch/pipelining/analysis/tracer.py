@@ -37,11 +37,8 @@ from smdp.torch.pipelining.tensors.functions import name_of, quietly
 from smdp.torch.pipelining.units.kept_buffers import kept_buffers
 from smdp.torch.pipelining.units.side_effects import without_side_effects
 from smdp.torch.pipelining.units.units import glue_parameters
-from smdp.torch.recompute.activation_checkpoints import (
-    checkpointed,
-    is_checkpointed,
-    outside_checkpoints,
-)
+from smdp.torch.recompute.activation_checkpoints import outside_checkpoints, rule_of_units
+from smdp.torch.recompute.rules import following
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +187,11 @@ class Tracer:
             self._is_measuring = self._glue.is_paused = self._glue_costs.is_paused = True
             try:
                 # Popped rather than only paused, because an active mode slows down each operation.
-                is_recomputed = is_checkpointed()
-                run = checkpointed(forward) if is_recomputed else forward
+                rule = rule_of_units()
+                run = forward if rule is None else following(rule, name, forward)
                 with torch.no_grad(), _pop_mode_temporarily(), outside_checkpoints():
                     with _disable_current_modes(), without_graphs(module):
-                        kind = kind_of_unit(module, args, kwargs, is_marked, is_recomputed)
+                        kind = kind_of_unit(module, args, kwargs, is_marked, rule is not None)
                         cost = self._measure(name, module, run, args, kwargs, is_marked, kind)
                     output = forward(*args, **kwargs) if self._fake_mode is None else cost.output
             finally:

@@ -40,6 +40,15 @@ def read_row(row: list[str]) -> list[Action]:
     return actions
 
 
+def most_in_flight(row: list[str]) -> int:
+    """Returns the most forwards in a row whose backward, with that for weights, has not run yet."""
+    count = most = 0
+    for action in read_row(row):
+        count += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
+        most = max(most, count)
+    return most
+
+
 def _read(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:

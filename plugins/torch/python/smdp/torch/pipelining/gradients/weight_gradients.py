@@ -7,6 +7,7 @@ the same bits.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from smdp.torch.recompute.recomputed_forward import wrap_forward
+from smdp.torch.recompute.recomputed_group import used_twice
 
 _log = logging.getLogger(__name__)
 _thread = threading.local()
@@ -23,7 +28,7 @@ class PostponedGradients:
     """The postponed weight gradients of one stage and one microbatch."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Tensor, Tensor, Sequence[Tensor]]] = []
+        self._parts: list[tuple[GradientEdge, Tensor, Sequence[Tensor]]] = []
 
     def __enter__(self) -> None:
         _thread.collector = self
@@ -31,7 +36,7 @@ class PostponedGradients:
     def __exit__(self, *error: object) -> None:
         _thread.collector = None
 
-    def add(self, output: Tensor, gradient: Tensor, parameters: Sequence[Tensor]) -> None:
+    def add(self, output: GradientEdge, gradient: Tensor, parameters: Sequence[Tensor]) -> None:
         """Adds a module's output with its gradient."""
         self._parts.append((output, gradient, parameters))
 
@@ -44,25 +49,42 @@ class PostponedGradients:
             torch.autograd.backward(outputs, gradients, inputs=list(used.values()))
 
 
+class _Entry(torch.autograd.Function):
+    """The input of a graph of its own, as a node that does not hold the input's memory."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise AssertionError("only the gradient of this node's output is asked for")
+
+
 class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Callable[[Tensor], Tensor], tensor: Tensor, *parameters: Tensor) -> Tensor:
         ctx.collector = _thread.collector
         ctx.parameters = parameters
-        with torch.enable_grad():
-            ctx.leaf = tensor.detach().requires_grad_(tensor.requires_grad)
-            ctx.output = call(ctx.leaf)
-        result: Tensor = ctx.output.detach()
-        return result
+        ctx.entry = None
+        with torch.enable_grad(), used_twice():
+            leaf = tensor.detach()
+            if tensor.requires_grad:
+                leaf = _Entry.apply(torch.empty(0, requires_grad=True), leaf)
+                ctx.entry = get_gradient_edge(leaf)
+            output = call(leaf)
+        # Edges instead of tensors: what recomputation does not keep must not be kept here either.
+        ctx.output = get_gradient_edge(output)
+        return output.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,) = gradients
         found = None
-        if ctx.leaf.requires_grad:
-            (found,) = torch.autograd.grad(ctx.output, ctx.leaf, gradient, retain_graph=True)
+        if ctx.entry is not None:
+            (found,) = torch.autograd.grad(ctx.output, ctx.entry, gradient, retain_graph=True)
         ctx.collector.add(ctx.output, gradient, ctx.parameters)
-        ctx.leaf = ctx.output = None
+        ctx.entry = ctx.output = None
         return (None, found, *(None for _ in ctx.parameters))
 
 
@@ -85,7 +107,7 @@ def split_backward(module: nn.Module, unit: str) -> list[str]:
         if next(part.children(), None) is None:
             # A module whose forward returns more than a plain tensor names a method that returns one.
             method = getattr(part, "method_with_weights", "forward")
-            setattr(part, method, _postponing(getattr(part, method), part, name))
+            wrap_forward(part, method, functools.partial(_postponing, module=part, name=name))
         else:
             fused += [f"{name}.{parameter}" for parameter, _ in own]
     return fused

@@ -17,11 +17,8 @@ from smdp.torch.pipelining.tensors.random_streams import RandomStream
 from smdp.torch.pipelining.tensors.values import value_of, weight_of
 from smdp.torch.pipelining.units.observation import Observer, observed_modules
 from smdp.torch.pipelining.units.unit_call import Unit
-from smdp.torch.recompute.activation_checkpoints import (
-    checkpointed,
-    is_checkpointed,
-    outside_checkpoints,
-)
+from smdp.torch.recompute.activation_checkpoints import outside_checkpoints, rule_of_units
+from smdp.torch.recompute.rules import following
 
 _NOTHING = contextlib.nullcontext()
 
@@ -79,11 +76,12 @@ def compute(
     in_context: AbstractContextManager[None] = (
         context.computing(operation.stage) if context.postpones else _NOTHING
     )
-    if is_checkpointed():
-        in_context = outside_checkpoints()
-        call = checkpointed(call) if is_unit else call
+    outside: AbstractContextManager[None] = _NOTHING
+    if (rule := rule_of_units()) is not None:
+        outside = outside_checkpoints()
+        call = following(rule, operation.name, call) if is_unit else call
     try:
-        with in_context:
+        with in_context, outside:
             # Observers are expensive, so they are used only while recording or if the recording saw hooks.
             if not isinstance(operation.function, Unit) or not (operation.observed or is_recording):
                 result = call(*args, **kwargs)

@@ -17,6 +17,9 @@ from smdp.torch.pipelining.pipelined.split_over_ranks import Placed, SplitOption
 from smdp.torch.pipelining.tensors.slicing import cut
 from smdp.torch.pipelining.units.pinning import pinned
 from smdp.torch.pipelining.units.wording import Wording
+from smdp.torch.recompute.budget_rule import is_budgeted
+from smdp.torch.recompute.checkpoint_activations import rows_to_recompute
+from smdp.torch.recompute.policies import read_policy
 from smdp.torch.tensor_parallelism.divided_model import axis_of_model, join_mesh
 from smdp.torch.tensor_parallelism.tensor_parallel import agreed_plan, divide_model
 
@@ -47,6 +50,7 @@ def pipeline(
     device: torch.device | str | None = None,
     seed: int | None = None,
     compile: bool = False,
+    recompute: Any = None,
 ) -> PipelinedModule:
     """Splits a model over ranks; each rank keeps only the parameters of its own stages.
 
@@ -86,6 +90,8 @@ def pipeline(
         seed: Seed for dropout, the same on all ranks. Default: rank 0's `torch.initial_seed()`.
         compile: Whether to compile this rank's modules with `torch.compile`. Weight gradients are then
             computed together with input gradients.
+        recompute: What the blocks of each stage recompute in backward: a policy of checkpoint_activations().
+            A budget counts per rank, for all microbatches in flight. Default: nothing.
 
     Returns:
         A module that holds this rank's parameters under their names in the model. They cannot be replaced
@@ -111,6 +117,7 @@ def pipeline(
         device=device,
         seed=seed,
         is_compiled=compile,
+        recompute=None if recompute is None else read_policy(recompute, "recompute"),
     )
     return pipeline_of(model, options, example_inputs, pins=pins, loss_fn=loss_fn)
 
@@ -137,6 +144,8 @@ def pipeline_of(
     """
     check_model(model, options.wording)
     options.check()
+    if options.recompute is not None:
+        rows_to_recompute(model)
     example = weighed_loss = None
     if example_inputs is not None:
         program, part = Program(model), cut(example_inputs, options.microbatches)[0]
@@ -194,6 +203,11 @@ def check_model(model: Any, wording: Wording) -> None:
         raise ValueError(
             "[smdp] this model already belongs to a pipeline, and other ranks hold the rest of its"
             " parameters; build a new model"
+        )
+    if is_budgeted(model.modules()):
+        raise ValueError(
+            "[smdp] checkpoint_activations() has given this model a budget, which a pipeline divides over its"
+            " microbatches in flight; pass it as pipeline(..., recompute=...) instead"
         )
 
 

@@ -22,12 +22,15 @@ from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.analysis.sampled_trace import pooled
 from smdp.torch.pipelining.analysis.tracing import trace
 from smdp.torch.pipelining.analysis.unit_traces import trace_by_parameters
+from smdp.torch.pipelining.engine.actions import most_in_flight
 from smdp.torch.pipelining.engine.steps import Tables
 from smdp.torch.pipelining.interpreter.dry_run import users_outside_units
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.pipelining.units.splitting import Split, stages_of_units, users_of_weights
-from smdp.torch.pipelining.units.units import find_units
+from smdp.torch.pipelining.units.units import find_rows, find_units
 from smdp.torch.pipelining.units.wording import PIPELINE, Wording
+from smdp.torch.recompute.checkpoint_activations import rows_in_units, set_policy
+from smdp.torch.recompute.policies import Policy
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class SplitOptions:
     seed: int | None = None
     is_compiled: bool = False
     is_in_lockstep: bool = False
+    recompute: Policy | None = None
     wording: Wording = PIPELINE
 
     def check(self) -> None:
@@ -171,6 +175,10 @@ def split_over_ranks(
     # If modules are assigned to ranks by hand, the number of stages follows from the assignment.
     least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
     units = find_units(model, least, must_be_cut)
+    policy = options.recompute
+    rows = () if policy is None else rows_in_units(find_rows(model), units)
+    if policy is not None and not policy.is_budget:
+        set_policy(model, rows, policy)
     # All ranks trace at the same time, so that timings include the load of the other ranks, as in training.
     dist.barrier()
     if example is None:
@@ -210,6 +218,10 @@ def split_over_ranks(
     own = {stage for stage, rank in enumerate(table.rank_of) if rank == mesh.stage_rank}
     if any(parameter.is_meta for parameter in model.parameters()):
         materialize(model, lambda name: bool(split.weights.get(name, frozenset()) & own), options.device)
+    if policy is not None and policy.is_budget:
+        own_units = {name for name, stages in calls.items() if own & set(stages)}
+        in_flight = most_in_flight(table.rows[mesh.stage_rank]) / options.stages_per_rank
+        set_policy(model, rows_in_units(rows, own_units), policy, argument="recompute", in_flight=in_flight)
     seed = on_every_rank(torch.initial_seed)[0] if options.seed is None else options.seed
     return PipelinedModule(
         model,

@@ -44,7 +44,7 @@ def find_units(
         raise ValueError(f"[smdp] {type(model).__name__} has no parameters, so there is nothing to split")
     # torch lists a shared module once, under its first name.
     names = {id(module): name for name, module in model.named_modules()}
-    units = _distinct(_units(model, is_block=False, is_root=True))
+    units = _distinct(unit for unit, _ in _units(model, is_root=True))
     while cut := next((u for u in units if must_be_cut and must_be_cut(u) and _can_expand(u)), None):
         units = _with_parts_of(cut, units)
     while len(units) < least:
@@ -58,6 +58,29 @@ def find_units(
             )
         units = _with_parts_of(largest, units)
     return tuple(sorted((names[id(unit)] for unit in units), key=list(names.values()).index))
+
+
+def find_rows(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Returns the names of the blocks in each list of a model, in module order.
+
+    These are the units that find_units() finds in a `ModuleList` or `Sequential` of two or more blocks with
+    parameters. In a `Sequential`, the modules without parameters are also returned.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    rows: dict[int, tuple[nn.Module, list[nn.Module]]] = {}
+    for unit, row in _units(model, is_root=True):
+        if row is not None:
+            rows.setdefault(id(row), (row, []))[1].append(unit)
+    found = []
+    for row, units in rows.values():
+        known = {id(unit) for unit in units}
+        blocks = _distinct(
+            child
+            for child in row.children()
+            if id(child) in known or (isinstance(row, nn.Sequential) and not _has_parameters(child))
+        )
+        found.append(tuple(names[id(block)] for block in blocks or units))
+    return tuple(found)
 
 
 def glue_parameters(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
@@ -74,23 +97,26 @@ def glue_parameters(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) not in in_units)
 
 
-def _units(module: nn.Module, *, is_block: bool, is_root: bool = False) -> Iterator[nn.Module]:
+def _units(
+    module: nn.Module, *, row: nn.Module | None = None, is_root: bool = False
+) -> Iterator[tuple[nn.Module, nn.Module | None]]:
+    """Yields units, each with the innermost list of blocks that it is in."""
     if not _has_parameters(module):
         return
     parts = list(_children(module))
     expand = is_root or isinstance(module, _HOLDERS)
-    if not expand and is_block:
+    if not expand and row is not None:
         expand = any(_is_list_of_deep_blocks(each) for each in module.modules())
     elif not expand:
         expand = _is_list(module) or any(_is_list_of_composites(each) for each in module.modules())
     if not expand or not parts:
         if not isinstance(module, _HOLDERS):
-            yield module
+            yield module, row
         return
     for part in parts:
         # nn.Sequential(features, nn.Flatten(), head): features is a row of layers and not a block.
         is_row = is_root and isinstance(part, nn.Sequential)
-        yield from _units(part, is_block=is_block or (_is_list(module) and not is_row))
+        yield from _units(part, row=module if _is_list(module) and not is_row else row)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
