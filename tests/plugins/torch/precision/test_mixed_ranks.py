@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from divided_models import PLAN, VOCABULARY, Model
 from pipeline_models import Language, batches, differences, language_loss, made
 from torch import Tensor, nn
 from torch_spawn import run
@@ -21,6 +24,7 @@ from smdp.torch import (
     ShardedOptimizer,
     lower_precision,
 )
+from smdp.torch.checkpoints import checkpoint
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 
 Trained = tuple[nn.Module, MixedPrecision]
@@ -171,6 +175,76 @@ def stages() -> None:
         optimizer.backward(torch.ones(()))
 
 
+def divided(pp: int, dtype: torch.dtype) -> Trained:
+    """Returns a model of two slices, in stages or with replicas whose optimizer is sharded."""
+    model = made(lambda: Model(blocks=2))
+    scale = 2.0**12 if dtype is torch.float16 else None
+    if pp > 1:
+        whole: nn.Module = smdp.torch.pipeline(
+            lower_precision(model, dtype), pp, 2, tensor=2, example_inputs=texts(0)
+        )
+        inner: torch.optim.Optimizer = adamw(whole)
+    else:
+        whole = DistributedDataParallel(lower_precision(smdp.torch.tensor_parallel(model, 2, PLAN), dtype))
+        inner = ShardedOptimizer(adamw(whole), whole, master_dtype=torch.float32)
+    return whole, MixedPrecision(inner, whole, dtype, loss_scale=scale)
+
+
+def texts(step: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {"tokens": torch.randint(VOCABULARY, (8, 6), generator=generator)}
+
+
+def loss_of_text(output: Tensor, microbatch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(output[:, :-1].flatten(0, 1), microbatch["tokens"][:, 1:].flatten())
+
+
+def step_of(model: nn.Module, optimizer: MixedPrecision, step: int) -> float:
+    optimizer.zero_grad()
+    batch = texts(step)
+    if isinstance(model, smdp.torch.PipelinedModule):
+        model.train_step(batch, loss_of_text, scaler=optimizer)
+    else:
+        for part in parts(batch, 2):
+            optimizer.backward(loss_of_text(model(**part), part) / 2)
+    norm = optimizer.clip_master_grads(0.5)
+    optimizer.step()
+    return norm
+
+
+def slices() -> None:
+    """Slices with stages, and slices with shards, train like one process; any of them resumes any other."""
+    folder = os.environ["FOLDER"]
+    for dtype in (torch.bfloat16, torch.float16):
+        model = made(lambda: Model(blocks=2))
+        optimizer = MixedPrecision(adamw(model), model, dtype, loss_scale=1.0)
+        expected = [step_of(model, optimizer, step) for step in range(4)]
+        for pp in (2, 1):
+            found = divided(pp, dtype)
+            norms = [step_of(*found, step) for step in range(4)]
+            assert norms == pytest.approx(expected, rel=0.02), (pp, norms, expected)
+            name = f"{folder}-{pp}-{dtype}"
+            checkpoint.save(name, *found)
+            further = [step_of(*found, step) for step in range(4, 6)]
+            for other in (2, 1):
+                again = divided(other, dtype)
+                step_of(*again, 9)
+                again[1].loss_scale = 2.0
+                checkpoint.load(name, *again)
+                assert again[1].loss_scale == found[1].loss_scale
+                resumed = [step_of(*again, step) for step in range(4, 6)]
+                assert resumed == pytest.approx(further, rel=0 if other == pp else 0.02)
+                if other == pp:
+                    assert same(found[0], again[0])
+    model, _ = divided(1, torch.float16)
+    inner = ShardedOptimizer(adamw(model), model, master_dtype=torch.float32)
+    optimizer = MixedPrecision(inner, model, torch.float16, loss_scale=DynamicLossScale(256.0))
+    for rank in (0, 3):
+        overflow_on(
+            rank, model, optimizer, lambda: optimizer.backward(loss_of_text(model(**texts(0)), texts(0)))
+        )
+
+
 def two_ranks() -> None:
     replicas_and_shards()
     overflows_of_replicas()
@@ -181,5 +255,10 @@ def test_two_ranks() -> None:
     run(two_ranks)
 
 
-def test_four_ranks() -> None:
-    run(stages, 4)
+def four_ranks() -> None:
+    stages()
+    slices()
+
+
+def test_four_ranks(tmp_path: Path) -> None:
+    run(four_ranks, 4, env={"FOLDER": str(tmp_path / "saved")})

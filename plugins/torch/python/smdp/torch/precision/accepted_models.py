@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -10,6 +12,8 @@ from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.precision.lowered_model import check_dtype, check_parameters, is_wrapped, lower_precision
 from smdp.torch.sharding.master_parameters import LOW
 from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
+
+_taken: weakref.WeakSet[object] = weakref.WeakSet()  # optimizers in a MixedPrecision
 
 
 def check_arguments(
@@ -28,6 +32,11 @@ def check_arguments(
         raise ValueError(f"[smdp] MixedPrecision: masters is {masters!r}; allowed: 'fp32'.")
     if not isinstance(model, nn.Module):
         raise ValueError(f"[smdp] MixedPrecision got a {type(model).__name__}; expected a torch.nn.Module.")
+    if isinstance(optimizer, Optimizer) and optimizer in _taken:
+        raise ValueError(
+            f"[smdp] MixedPrecision: this {type(optimizer).__name__} is already in a MixedPrecision, which"
+            " has the masters. Create only one for an optimizer."
+        )
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, OptimizerLink):
@@ -68,3 +77,4 @@ def lowered(optimizer: Optimizer, model: nn.Module, dtype: torch.dtype) -> None:
         )
     if not is_late:
         lower_precision(model, dtype)
+    _taken.add(optimizer)

@@ -280,6 +280,10 @@ class MixedPrecision(OptimizerLink):
         """Returns what a checkpoint keeps of the loss scale."""
         return self._scale.state()
 
+    def load_loss_scale(self, state: Mapping[str, Any]) -> None:
+        """Takes the loss scale of a checkpoint."""
+        self._scale.load(state)
+
     def _parameters(self) -> list[Parameter]:
         return [parameter for group in self.inner.param_groups for parameter in group["params"]]
 
