@@ -101,11 +101,13 @@ def own_values(parameter: nn.Parameter) -> Tensor:
     return gradient.view(-1)
 
 
-def overflow_on(rank: int, model: nn.Module, optimizer: MixedPrecision, backward: Callable[[], Any]) -> None:
+def overflow_on(
+    rank: int, model: nn.Module, optimizer: MixedPrecision, backward: Callable[[Any, Any], Any]
+) -> None:
     """An infinite element on one rank skips the step and halves the scale everywhere."""
     for what in ("step", "clip"):
         optimizer.zero_grad()
-        backward()
+        backward(model, optimizer)
         before = [parameter.detach().clone() for parameter in model.parameters()]
         scale = optimizer.loss_scale
         if dist.get_rank() == rank:
@@ -119,7 +121,7 @@ def overflow_on(rank: int, model: nn.Module, optimizer: MixedPrecision, backward
         assert optimizer.loss_scale == scale / 2
         assert all(map(torch.equal, before, model.parameters()))
     optimizer.zero_grad()
-    backward()
+    backward(model, optimizer)
     optimizer.step()
     assert not optimizer.overflow
     assert optimizer.loss_scale == scale / 2
@@ -127,19 +129,27 @@ def overflow_on(rank: int, model: nn.Module, optimizer: MixedPrecision, backward
 
 
 def overflows_of_replicas() -> None:
+    (batch,) = batches(1, 4)
+
+    def backward(model: nn.Module, optimizer: MixedPrecision) -> None:
+        optimizer.backward(language_loss(model(**batch), batch))
+
     for is_sharded in (False, True):
         model = DistributedDataParallel(lower_precision(made(small), torch.float16))
         inner: torch.optim.Optimizer = adamw(model)
         if is_sharded:
             inner = ShardedOptimizer(inner, model, master_dtype=torch.float32)
         optimizer = MixedPrecision(inner, model, torch.float16, loss_scale=DynamicLossScale(256.0))
-        (batch,) = batches(1, 4)
-        overflow_on(1, model, optimizer, lambda: optimizer.backward(language_loss(model(**batch), batch)))  # noqa: B023
+        overflow_on(1, model, optimizer, backward)
 
 
 def stages() -> None:
     """A pipeline trains to the bits of one process, also with shards, and all its ranks see an overflow."""
     steps = batches(3, 8)
+
+    def train_step(pipe: smdp.torch.PipelinedModule, optimizer: MixedPrecision) -> None:
+        pipe.train_step(steps[0], language_loss, scaler=optimizer)
+
     for dtype in (torch.bfloat16, torch.float16):
         scale = DynamicLossScale(2.0**12, scale_window=2) if dtype is torch.float16 else None
         expected = [alone(dtype, loss_scale=scale, accumulate_in_fp32=wide) for wide in (False, True)]
@@ -161,12 +171,7 @@ def stages() -> None:
             assert apart == {}, (dtype, schedule, wide, apart)
         if dtype is torch.float16:
             for rank in range(dist.get_world_size()):
-                overflow_on(
-                    rank,
-                    pipe,
-                    optimizer,
-                    lambda: pipe.train_step(batch, language_loss, scaler=optimizer),  # noqa: B023
-                )
+                overflow_on(rank, pipe, optimizer, train_step)
             optimizer.zero_grad()
             pipe.train_step(batch, language_loss)
             with pytest.raises(RuntimeError, match=r"was not multiplied by it .* scaler=optimizer"):
@@ -175,17 +180,18 @@ def stages() -> None:
         optimizer.backward(torch.ones(()))
 
 
-def divided(pp: int, dtype: torch.dtype) -> Trained:
+SCALE = 2.0**12
+
+
+def divided(pp: int, dtype: torch.dtype = torch.bfloat16, scale: Any = SCALE) -> Trained:
     """Returns a model of two slices, in stages or with replicas whose optimizer is sharded."""
-    model = made(lambda: Model(blocks=2))
-    scale = 2.0**12 if dtype is torch.float16 else None
+    model = lower_precision(made(lambda: Model(blocks=2)), dtype)
+    inner: torch.optim.Optimizer
     if pp > 1:
-        whole: nn.Module = smdp.torch.pipeline(
-            lower_precision(model, dtype), pp, 2, tensor=2, example_inputs=texts(0)
-        )
-        inner: torch.optim.Optimizer = adamw(whole)
+        whole: nn.Module = smdp.torch.pipeline(model, pp, 2, tensor=2)
+        inner = adamw(whole)
     else:
-        whole = DistributedDataParallel(lower_precision(smdp.torch.tensor_parallel(model, 2, PLAN), dtype))
+        whole = DistributedDataParallel(smdp.torch.tensor_parallel(model, 2, PLAN))
         inner = ShardedOptimizer(adamw(whole), whole, master_dtype=torch.float32)
     return whole, MixedPrecision(inner, whole, dtype, loss_scale=scale)
 
@@ -213,35 +219,31 @@ def step_of(model: nn.Module, optimizer: MixedPrecision, step: int) -> float:
 
 
 def slices() -> None:
-    """Slices with stages, and slices with shards, train like one process; any of them resumes any other."""
-    folder = os.environ["FOLDER"]
-    for dtype in (torch.bfloat16, torch.float16):
-        model = made(lambda: Model(blocks=2))
-        optimizer = MixedPrecision(adamw(model), model, dtype, loss_scale=1.0)
-        expected = [step_of(model, optimizer, step) for step in range(4)]
-        for pp in (2, 1):
-            found = divided(pp, dtype)
-            norms = [step_of(*found, step) for step in range(4)]
-            assert norms == pytest.approx(expected, rel=0.02), (pp, norms, expected)
-            name = f"{folder}-{pp}-{dtype}"
-            checkpoint.save(name, *found)
-            further = [step_of(*found, step) for step in range(4, 6)]
-            for other in (2, 1):
-                again = divided(other, dtype)
-                step_of(*again, 9)
-                again[1].loss_scale = 2.0
-                checkpoint.load(name, *again)
-                assert again[1].loss_scale == found[1].loss_scale
-                resumed = [step_of(*again, step) for step in range(4, 6)]
-                assert resumed == pytest.approx(further, rel=0 if other == pp else 0.02)
-                if other == pp:
-                    assert same(found[0], again[0])
-    model, _ = divided(1, torch.float16)
-    inner = ShardedOptimizer(adamw(model), model, master_dtype=torch.float32)
-    optimizer = MixedPrecision(inner, model, torch.float16, loss_scale=DynamicLossScale(256.0))
+    """Slices with stages, and slices with shards, train like one process; either resumes the other."""
+    model = made(lambda: Model(blocks=2))
+    optimizer = MixedPrecision(adamw(model), model)
+    expected = [step_of(model, optimizer, step) for step in range(5)]
+    for pp in (2, 1):
+        found = divided(pp)
+        norms = [step_of(*found, step) for step in range(3)]
+        name = f"{os.environ['FOLDER']}-{pp}"
+        checkpoint.save(name, *found)
+        norms += [step_of(*found, step) for step in range(3, 5)]
+        assert norms == pytest.approx(expected, rel=0.02), pp
+        for other in (2, 1) if pp == 2 else (1,):
+            again = divided(other)
+            step_of(*again, 9)
+            again[1].loss_scale = 2.0
+            checkpoint.load(name, *again)
+            assert again[1].loss_scale == SCALE
+            resumed = [step_of(*again, step) for step in range(3, 5)]
+            assert resumed == pytest.approx(norms[3:], rel=0 if other == pp else 0.02), (pp, other)
+            assert other != pp or same(found[0], again[0])
     for rank in (0, 3):
         overflow_on(
-            rank, model, optimizer, lambda: optimizer.backward(loss_of_text(model(**texts(0)), texts(0)))
+            rank,
+            *divided(1, torch.float16, DynamicLossScale(256.0)),
+            lambda model, optimizer: optimizer.backward(loss_of_text(model(**texts(0)), texts(0))),
         )
 
 
