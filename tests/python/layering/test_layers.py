@@ -156,7 +156,8 @@ ROOMS: dict[str, set[str]] = {
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
     | {"initialization", "mesh", "process_group", "recompute", "tensor_parallelism"},
     "precision": {"pipelining.pipelined", "pipelining.tensors", "sharding", "mesh", "optimizers"},
-    "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "sharding", "optimizers", "mesh"},
+    "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "precision", "sharding"}
+    | {"optimizers", "mesh"},
     # SMP's API.
     "model_parallel.job": {"pipelining.transfers", "mesh"},
     "model_parallel.modules": _BELOW_ENGINE

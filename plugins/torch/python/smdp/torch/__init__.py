@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from smdp.torch.pipelining.pipelined.pipelining import pipeline as pipeline
     from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
     from smdp.torch.precision.gradient_scaler import GradScaler as GradScaler
+    from smdp.torch.precision.loss_scales import DynamicLossScale as DynamicLossScale
+    from smdp.torch.precision.lowered_model import lower_precision as lower_precision
+    from smdp.torch.precision.mixed_precision import MixedPrecision as MixedPrecision
     from smdp.torch.preemption.spared_workers import spared_workers as spared_workers
     from smdp.torch.recompute.checkpoint_activations import checkpoint_activations as checkpoint_activations
     from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
@@ -46,13 +49,16 @@ _TRIED = ("2.13", "2.14", "2.15")
 
 # The modules of the other public names, which are imported on first use.
 _MODULES = {
+    "DynamicLossScale": "precision.loss_scales",
     "GradScaler": "precision.gradient_scaler",
+    "MixedPrecision": "precision.mixed_precision",
     "PipelinedModule": "pipelining.pipelined.pipelined_module",
     "ShardedOptimizer": "sharding.sharded_optimizer",
     "StepInForward": "step_in_forward.step_in_forward",
     "checkpoint_activations": "recompute.checkpoint_activations",
     "clip_grad_norm_": "precision.clipping",
     "delayed_initialization": "initialization.delayed_initialization",
+    "lower_precision": "precision.lowered_model",
     "pipeline": "pipelining.pipelined.pipelining",
     "spared_workers": "preemption.spared_workers",
     "tensor_parallel": "tensor_parallelism.tensor_parallel",
@@ -71,7 +77,9 @@ register()
 
 __all__ = [
     "DistributedDataParallel",
+    "DynamicLossScale",
     "GradScaler",
+    "MixedPrecision",
     "PipelinedModule",
     "ProcessGroupSmdp",
     "StepInForward",
@@ -80,6 +88,7 @@ __all__ = [
     "clip_grad_norm_",
     "comm_hook",
     "delayed_initialization",
+    "lower_precision",
     "pipeline",
     "register",
     "spared_workers",

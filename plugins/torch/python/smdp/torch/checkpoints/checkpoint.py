@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -46,11 +46,13 @@ from smdp.torch.pipelining.state_dicts.optimizer_state import (
     whole_room,
 )
 from smdp.torch.pipelining.state_dicts.state_entries import Entry, names_of, nearest
-from smdp.torch.sharding.readable_state import ReadableState
+from smdp.torch.precision.mixed_precision import MixedPrecision
 from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
 
 __all__ = ["has_safetensors", "load", "load_safetensors", "save", "save_safetensors"]
 
+_Link = TypeVar("_Link", bound=OptimizerLink)
+_SCALE = "loss_scale"
 _METADATA = ".metadata"  # torch writes this file last, so a checkpoint without it is incomplete
 
 
@@ -81,14 +83,15 @@ def save(
         RuntimeError: A rank could not write. The message names the rank.
     """
     folder, model = Path(path), saved_model(pipe)
-    shards = _shards_of(optimizer)
-    state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "pipeline": {}}
+    shards, mixed = _link(optimizer, ShardedOptimizer), _link(optimizer, MixedPrecision)
+    readable = None if shards is None else shards.readable
+    state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "pipeline": {}, _SCALE: {}}
 
     def prepare() -> None:
         if (folder / _METADATA).exists():
             raise ValueError(f"[smdp] {folder} already contains a checkpoint. Save to another folder.")
         own = {parameter: name for name, parameter in model.named_parameters()}
-        held = None if shards is None else shards.saved()
+        held = None if readable is None else readable.saved()
         optimized = {} if optimizer is None else named_state(optimizer, own, held)
         for name, entry in model.entries().items():
             if entry.first_name == name:
@@ -96,8 +99,11 @@ def save(
                     state["model"][name] = in_whole(entry.value, is_saved=True)
                 if model.saves(entry, is_sharded=shards is not None):
                     state["optimizer"].update(state_in_whole(optimized.get(name, {}), name, entry.value))
-        if model.steps is not None and dist.get_rank(model.group) == 0:
-            state["pipeline"]["steps"] = model.steps
+        if dist.get_rank(model.group) == 0:
+            if model.steps is not None:
+                state["pipeline"]["steps"] = model.steps
+            if mixed is not None:
+                state[_SCALE].update(mixed.loss_scale_state())
 
     on_every_rank(prepare, model.group)
     try:
@@ -137,8 +143,8 @@ def load(
         RuntimeError: A rank could not read. The message names the rank. The model must not be used.
     """
     folder, model = Path(path), saved_model(pipe)
-    shards = _shards_of(optimizer)
-    state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "pipeline": {}}
+    shards, mixed = _link(optimizer, ShardedOptimizer), _link(optimizer, MixedPrecision)
+    state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "pipeline": {}, _SCALE: {}}
     own = {parameter: name for name, parameter in model.named_parameters()}
 
     def prepare() -> None:
@@ -157,7 +163,10 @@ def load(
                 raise ValueError(
                     f"[smdp] {folder} contains no optimizer state. Call load() without an optimizer."
                 )
-            room = _room_in_whole(own, whole_room if shards is None else shards.room)
+            if mixed is not None:
+                keys = [key.removeprefix(f"{_SCALE}.") for key in saved if key.startswith(f"{_SCALE}.")]
+                state[_SCALE] = dict.fromkeys(keys)
+            room = _room_in_whole(own, whole_room if shards is None else shards.readable.room)
             state["optimizer"].update(room_for_state(optimizer, own, flat, room))
 
     def load_optimizer() -> None:
@@ -170,9 +179,11 @@ def load(
 
     on_every_rank(prepare, model.group)
     # The optimizer is loaded first, so that its errors occur before any parameter has changed.
-    _read(folder, {"optimizer": state["optimizer"], "pipeline": state["pipeline"]}, model.group)
+    _read(folder, {key: state[key] for key in ("optimizer", "pipeline", _SCALE)}, model.group)
     if optimizer is not None:
         on_every_rank(load_optimizer, model.group)
+    if mixed is not None and state[_SCALE]:
+        mixed.load_loss_scale(state[_SCALE])
     if weights:
         _read(folder, {"model": state["model"]}, model.group)
         # Tensors have already been filled in place.
@@ -183,11 +194,11 @@ def load(
         model.steps = state["pipeline"]["steps"]
 
 
-def _shards_of(optimizer: Optimizer | None) -> ReadableState | None:
-    """Returns the state of the ShardedOptimizer in a chain of optimizers."""
+def _link(optimizer: Optimizer | None, kind: type[_Link]) -> _Link | None:
+    """Returns the link of a kind in a chain of optimizers."""
     while isinstance(optimizer, OptimizerLink):
-        if isinstance(optimizer, ShardedOptimizer):
-            return optimizer.readable
+        if isinstance(optimizer, kind):
+            return optimizer
         optimizer = optimizer.inner
     return None
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from smdp.torch.mesh.cuts import Cut, cut_of, mark_cut
+from smdp.torch.mesh.cuts import cut_of, mark_cut
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule, live
 from smdp.torch.pipelining.tensors.values import weight_of
 from smdp.torch.precision.norms import NormTable
@@ -53,7 +54,7 @@ def clip_grad_norm_(
         own = [_with_dense_gradient(parameter) for parameter in own]
         if cut is None:
             return torch.nn.utils.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite, foreach)
-        total = _total_norm_without_stages(own, cut, float(norm_type))
+        total = _total_norm_without_stages(own, cut.mesh, float(norm_type), own[0].device)
     else:
         total = _total_norm(own, pipe, float(norm_type))
     if error_if_nonfinite and not bool(torch.isfinite(total)):
@@ -63,6 +64,24 @@ def clip_grad_norm_(
         )
     torch.nn.utils.clip_grads_with_norm_(own, max_norm, total, foreach)
     return total
+
+
+def wide_norm_of_gradients(parameters: Iterable[Tensor], model: nn.Module, order: float) -> Tensor:
+    """Returns the norm of the gradients of all stages, slices and shards, with 32 bits. Collective.
+
+    A parameter counts once, however many ranks hold it, and the result is that of one process.
+
+    Args:
+        parameters: This rank's parameters.
+        model: The model, wrapped or not.
+        order: The order of the norm.
+    """
+    own = [_with_dense_gradient(parameter) for parameter in parameters]
+    if isinstance(model, PipelinedModule):
+        return _total_norm(own, model, order, is_wide=True)
+    cut = next(filter(None, map(cut_of, own)), None)
+    device = own[0].device if own else torch.device("cpu")
+    return _total_norm_without_stages(own, None if cut is None else cut.mesh, order, device, is_wide=True)
 
 
 def _with_dense_gradient(parameter: Tensor) -> Tensor:
@@ -98,11 +117,11 @@ def _pipe_of(parameters: list[Tensor]) -> PipelinedModule | None:
     return next(iter(live), None) if not parameters else None
 
 
-def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tensor:
+def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float, *, is_wide: bool = False) -> Tensor:
     """Returns the norm over all stages, with the norms of parameters combined in the model's order."""
     places = {name: place for place, name in enumerate(pipe.split.weights)}
     mesh = pipe.mesh
-    table = NormTable(len(places), order, pipe.device)
+    table = NormTable(len(places), order, pipe.device, is_wide=is_wide)
     held = {}
     for parameter in own:
         weight = weight_of(parameter)
@@ -120,10 +139,18 @@ def _total_norm(own: list[Tensor], pipe: PipelinedModule, order: float) -> Tenso
     return table.total()
 
 
-def _total_norm_without_stages(own: list[Tensor], cut: Cut, order: float) -> Tensor:
-    """Returns the norm of parameters that lie on a single stage, some of which are cut."""
-    table = NormTable(len(own), order, own[0].device)
+def _total_norm_without_stages(
+    own: list[Tensor],
+    mesh: ParallelMesh | None,
+    order: float,
+    device: torch.device,
+    *,
+    is_wide: bool = False,
+) -> Tensor:
+    """Returns the norm of parameters that lie on a single stage, some of which may be cut."""
+    table = NormTable(len(own), order, device, is_wide=is_wide)
     for place, parameter in enumerate(own):
         table.enter(place, parameter)
-    table.join_parts(dict(enumerate(own)), cut.mesh)
+    if mesh is not None:
+        table.join_parts(dict(enumerate(own)), mesh)
     return table.total()

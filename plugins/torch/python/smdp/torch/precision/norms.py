@@ -11,6 +11,8 @@ from torch import Tensor
 
 from smdp.torch.mesh.cuts import axes_of_cuts, cut_of
 from smdp.torch.mesh.parallel_mesh import Axis, ParallelMesh
+from smdp.torch.sharding.master_parameters import LOW
+from smdp.torch.sharding.shard_owners import wide_norm
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 
 
@@ -23,10 +25,12 @@ class NormTable:
         size: The number of parameters of the whole model.
         order: The order of the norm.
         device: The device of the table.
+        is_wide: Whether the norms of 16-bit gradients are computed with 32 bits.
     """
 
-    def __init__(self, size: int, order: float, device: torch.device) -> None:
+    def __init__(self, size: int, order: float, device: torch.device, *, is_wide: bool = False) -> None:
         self._order = order
+        self._is_wide = is_wide
         # Norms, and whether they are known. A rank without a norm leaves zeros, so sums over ranks are exact.
         self._found = torch.zeros(2, size, device=device, dtype=torch.float64)
         self._dtype = torch.float32
@@ -40,7 +44,7 @@ class NormTable:
             gradient = gradient if is_in_shards else cut.counted(gradient)
         if gradient is None or gradient.numel() == 0:
             return
-        norm = torch.linalg.vector_norm(gradient, self._order)
+        norm = self._norm(gradient)
         self._dtype = torch.promote_types(self._dtype, norm.dtype)
         self._found[0, place] = norm.double()
         self._found[1, place] = 1
@@ -64,6 +68,13 @@ class NormTable:
         """Returns the norm of all parameters."""
         norms = self._found[0][self._found[1] > 0].to(self._dtype)
         return torch.linalg.vector_norm(norms, self._order) if norms.numel() else norms.new_zeros(())
+
+    def _norm(self, gradient: Tensor) -> Tensor:
+        if not self._is_wide or gradient.dtype not in LOW:
+            return torch.linalg.vector_norm(gradient, self._order)
+        if isinstance(gradient, ShardedGradient):
+            return torch.linalg.vector_norm(gradient, self._order, dtype=torch.float32)
+        return wide_norm(gradient, self._order)
 
     def _joined(self, parts: Tensor, mesh: ParallelMesh, axis: Axis) -> Tensor:
         """Returns the norms over the ranks along an axis, and whether each has any part."""

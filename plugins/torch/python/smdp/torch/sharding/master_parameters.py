@@ -1,4 +1,4 @@
-"""32-bit copies of 16-bit parameters, which exist only at the owners of their shards."""
+"""32-bit copies of 16-bit parameters, or of the pieces of them that a rank updates."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ class MasterParameters:
         self._ids.update(map(id, made))
         return made
 
+    def look_at(self, index: int, views: list[Tensor]) -> None:
+        """Notes where the pieces of a parameter with masters are now, in case its memory was replaced."""
+        self._views[index] = views
+
     def state_bytes(self, parameter: Tensor, keys: int) -> int:
         """Returns the bytes of a parameter's state on all ranks together, with its master.
 
@@ -84,16 +88,25 @@ class MasterParameters:
     def follow(self, index: int, pieces: Sequence[Parameter]) -> None:
         """Takes over what a script has written to a parameter since its last update."""
         for piece, view in zip(pieces, self._views.get(index, ()), strict=False):
-            master = piece.detach()
-            rounded = master.to(view.dtype)
-            if not _have_same_bits(flattened(rounded), flattened(view)):
-                master.copy_(torch.where(rounded == view, master, view))
+            follow(piece.detach(), view)
 
     def round(self, index: int, pieces: Sequence[Parameter]) -> None:
         """Rounds the masters that the optimizer has just updated into their parameter."""
         for master, view in zip(pieces, self._views.get(index, ()), strict=False):
             if master.grad is not None:
                 view.copy_(master.detach())
+
+
+def follow(master: Tensor, view: Tensor) -> None:
+    """Sets the elements of a tensor with 32 bits that do not round to those of one with 16 bits.
+
+    Args:
+        master: The tensor to change.
+        view: The tensor with the wanted values, of the same shape and dense.
+    """
+    rounded = master.to(view.dtype)
+    if not _have_same_bits(flattened(rounded), flattened(view)):
+        master.copy_(torch.where(rounded == view, master, view))
 
 
 def _have_same_bits(one: Tensor, other: Tensor) -> bool:

@@ -80,6 +80,7 @@ class ShardedOptimizer(OptimizerLink):
     Attributes:
         layout: Which pieces of the parameters this rank owns.
         readable: The state of each parameter, for checkpoints.
+        keeps_masters: Whether 16-bit parameters are updated in 32 bits.
 
     Raises:
         ValueError: The optimizer, the model or the scope is not supported, or the ranks have passed different
@@ -128,6 +129,7 @@ class ShardedOptimizer(OptimizerLink):
             self._common = HostParameters(group, hooks.parameters, names)
         unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
         self._masters = MasterParameters(master_dtype)
+        self.keeps_masters = master_dtype is not None
         if scope == "auto":
             demand = demand_of(given, ways.keys, self._masters, is_overlapped=overlap_forward)
             scope = choose(demand, group, unsharded)

@@ -6,13 +6,20 @@ import difflib
 import inspect
 import logging
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 LossFunction = Callable[..., Any]
 
 _log = logging.getLogger(__name__)
+
+
+class LossScaler(Protocol):
+    """Multiplies the loss, so that small gradients do not vanish."""
+
+    def scale(self, loss: Any) -> Any:
+        """Returns the loss times the loss scale."""
 
 
 class Program:

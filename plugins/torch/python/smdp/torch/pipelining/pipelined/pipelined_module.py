@@ -19,7 +19,7 @@ from smdp.torch.pipelining.engine.computations import Computations
 from smdp.torch.pipelining.engine.executor import Timed
 from smdp.torch.pipelining.engine.handlers import Handlers
 from smdp.torch.pipelining.engine.lockstep import Lockstep
-from smdp.torch.pipelining.engine.program import LossFunction, Program, loss_of
+from smdp.torch.pipelining.engine.program import LossFunction, LossScaler, Program, loss_of
 from smdp.torch.pipelining.engine.reduction_actions import ReductionActions
 from smdp.torch.pipelining.engine.same_batch import check_same_batch
 from smdp.torch.pipelining.engine.steps import Steps, Tables
@@ -144,7 +144,7 @@ class PipelinedModule(nn.Module):
         microbatch.take_loss(loss)
 
     def train_step(
-        self, batch: Any, loss_fn: LossFunction | None = None, *, scaler: torch.amp.GradScaler | None = None
+        self, batch: Any, loss_fn: LossFunction | None = None, *, scaler: LossScaler | None = None
     ) -> Any:
         """Runs forward and backward of all microbatches; `.grad` then holds the mean gradient over them.
 
@@ -156,7 +156,7 @@ class PipelinedModule(nn.Module):
             loss_fn: A function called on every rank as loss_fn(output) or loss_fn(output, microbatch). It
                 returns the loss, which is a scalar tensor, or a tuple (loss, anything). Default: the loss
                 that the model returns.
-            scaler: An smdp.torch.GradScaler, which multiplies the loss before backward.
+            scaler: An smdp.torch.GradScaler or MixedPrecision, which multiplies the loss before backward.
 
         Returns:
             The mean loss over the microbatches on every rank, as a scalar tensor in fp32, or in fp64 if the
@@ -166,10 +166,10 @@ class PipelinedModule(nn.Module):
 
         Raises:
             ValueError: The batch, the model or the loss cannot run in a pipeline. Other ranks also raise.
-            TypeError: The scaler is not an smdp.torch.GradScaler.
+            TypeError: The scaler is a torch.amp.GradScaler.
             smdp.SmdpError: A rank is gone; the message names the rank and the transfer that waited for it.
         """
-        if scaler is not None and type(scaler).unscale_ is torch.amp.GradScaler.unscale_:
+        if getattr(type(scaler), "unscale_", None) is torch.amp.GradScaler.unscale_:
             raise TypeError(
                 f"[smdp] scaler is a {type(scaler).__module__}.{type(scaler).__name__}, which sees only the"
                 " gradients of this rank's stages; use smdp.torch.GradScaler."
