@@ -100,7 +100,6 @@ def test_nothing_is_left_of_a_killed_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offload", "told"),
     [
-        ("disk:/no/such/place", "/no/such/place is not a directory on this host. Create it"),
         ("tape:/scratch", "offload = 'tape:/scratch' is not valid; allowed: \"disk:/DIRECTORY\""),
         ("disk:/tmp?limit=much", "is not valid; allowed"),
         ("disk:", "is not valid; allowed"),
@@ -116,7 +115,12 @@ def test_a_wrong_place_is_refused(offload: object, told: str) -> None:
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     with pytest.raises(ValueError, match=f"cannot create files in {re.escape(str(tmp_path))}"):
-        target_of(f"disk:{tmp_path}")
+        PoolFile(target_of(f"disk:{tmp_path}"))
+
+
+def test_a_missing_directory_is_refused() -> None:
+    with pytest.raises(ValueError, match="/no/such/place is not a directory on this host"):
+        PoolFile(target_of("disk:/no/such/place"))
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from smdp.torch.offload.free_space import FreeSpace
 from smdp.torch.offload.memory_map import MemoryMap
-from smdp.torch.offload.target import Target, warn_of_memory
+from smdp.torch.offload.target import Target, check_directory, warn_of_memory
 
 # What direct access asks for: addresses, offsets and lengths are multiples of this.
 _ALIGNED = 4096
@@ -80,13 +80,14 @@ class PoolFile:
         target: The directory, and the most bytes of the file.
 
     Raises:
-        ValueError: A file cannot be created in the directory.
+        ValueError: The directory is missing, or a file cannot be created in it.
     """
 
     def __init__(self, target: Target) -> None:
         assert target.directory is not None
         self._directory: Path = target.directory
         self._limit = target.limit
+        check_directory(target.directory)
         self._file, self.is_direct = _opened(target.directory)
         weakref.finalize(self, os.close, self._file)
         warn_of_memory(target.directory)

@@ -32,10 +32,10 @@ class Target(NamedTuple):
 
 
 def target_of(offload: object) -> Target:
-    """Returns the place that a value of `offload=` names. Nothing is written.
+    """Returns the place that a value of `offload=` names, which need not exist.
 
     Raises:
-        ValueError: The value is not valid, or the directory is missing or cannot be written to.
+        ValueError: The value is not valid.
     """
     if offload == "host":
         return Target(None)
@@ -45,18 +45,25 @@ def target_of(offload: object) -> Target:
     limit = config.parse_bytes(option.removeprefix("limit=")) if option.startswith("limit=") else None
     if not name or (option and not limit):
         raise ValueError(f"[smdp] offload = {shown(offload)} is not valid; {_ALLOWED}")
-    directory = Path(name).absolute()
+    return Target(Path(name).absolute(), limit)
+
+
+def check_directory(directory: Path) -> None:
+    """Checks that files can be created in a directory.
+
+    Raises:
+        ValueError: It is missing or cannot be written to.
+    """
     if not directory.is_dir():
         raise ValueError(
-            f"[smdp] offload = {shown(offload)}: {directory} is not a directory on this host. Create it on a"
+            f"[smdp] offload: {directory} is not a directory on this host. Create it on a"
             " local disk of every host, or name another one."
         )
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ValueError(
-            f"[smdp] offload = {shown(offload)}: this user cannot create files in {directory}. Change its"
+            f"[smdp] offload: this user cannot create files in {directory}. Change its"
             " permissions, or name another directory."
         )
-    return Target(directory, limit)
 
 
 def warn_of_memory(directory: Path) -> None:

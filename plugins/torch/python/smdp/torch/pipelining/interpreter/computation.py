@@ -83,7 +83,7 @@ def compute(
         in_context = outside_checkpoints()
         call = checkpointed(call) if is_unit else call
     try:
-        with in_context:
+        with in_context, context.saving(operation.stage):
             # Observers are expensive, so they are used only while recording or if the recording saw hooks.
             if not isinstance(operation.function, Unit) or not (operation.observed or is_recording):
                 result = call(*args, **kwargs)

@@ -11,9 +11,15 @@ from torch import nn
 
 from smdp.partition import Trace
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.offload.offload_activations import is_offloaded
 from smdp.torch.pipelining.engine.program import LossFunction, Program, loss_of
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
-from smdp.torch.pipelining.pipelined.split_over_ranks import Placed, SplitOptions, split_over_ranks
+from smdp.torch.pipelining.pipelined.split_over_ranks import (
+    Placed,
+    SplitOptions,
+    split_over_ranks,
+    store_of,
+)
 from smdp.torch.pipelining.tensors.slicing import cut
 from smdp.torch.pipelining.units.pinning import pinned
 from smdp.torch.pipelining.units.wording import Wording
@@ -47,6 +53,8 @@ def pipeline(
     device: torch.device | str | None = None,
     seed: int | None = None,
     compile: bool = False,
+    offload: str | None = None,
+    horizon: int = 4,
 ) -> PipelinedModule:
     """Splits a model over ranks; each rank keeps only the parameters of its own stages.
 
@@ -86,6 +94,11 @@ def pipeline(
         seed: Seed for dropout, the same on all ranks. Default: rank 0's `torch.initial_seed()`.
         compile: Whether to compile this rank's modules with `torch.compile`. Weight gradients are then
             computed together with input gradients.
+        offload: Where the tensors that backward needs go between forward and backward, as actions of the
+            schedule: "disk:/DIRECTORY" for models on the CPU, "host" for models on a GPU; see
+            `offload_activations()`. Default: they stay in memory.
+        horizon: How many tasks of this rank before its backward a microbatch's tensors return. Those of
+            microbatches whose backward comes sooner stay in memory.
 
     Returns:
         A module that holds this rank's parameters under their names in the model. They cannot be replaced
@@ -111,6 +124,8 @@ def pipeline(
         device=device,
         seed=seed,
         is_compiled=compile,
+        offload=offload,
+        horizon=horizon,
     )
     return pipeline_of(model, options, example_inputs, pins=pins, loss_fn=loss_fn)
 
@@ -154,6 +169,7 @@ def pipeline_of(
             " out `tensor`, or pass a model that has not been divided."
         )
     mesh = ParallelMesh.of_world(pp=options.stages, tp=tensor)
+    store_of(options, model)  # before the model is changed
     if axis is not None:
         join_mesh(model, mesh)
     elif tensor > 1:
@@ -190,6 +206,11 @@ def check_model(model: Any, wording: Wording) -> None:
                 f"[smdp] this model is wrapped in {wrapper}; pass the model itself to"
                 f" {wording.split}: {fix}{more}"
             )
+    if is_offloaded(model):
+        raise ValueError(
+            f"[smdp] offload_activations() was called for this model, which {wording.split} would not follow;"
+            " pass a model without it, and offload and horizon to smdp.torch.pipeline()"
+        )
     if any(hasattr(parameter, "_smdp_weight") for parameter in model.parameters()):
         raise ValueError(
             "[smdp] this model already belongs to a pipeline, and other ranks hold the rest of its"
