@@ -239,15 +239,14 @@ def store_of(options: SplitOptions, model: nn.Module) -> Store | None:
         ValueError: The place cannot be used, or the ranks have passed different options.
         RuntimeError: It cannot be used on another rank.
     """
+    stores: list[Store] = []
 
     def found() -> tuple[bool, int]:
-        nonlocal store
         if options.offload is not None:
             check_horizon(options.horizon)
-            store = store_for(target_of(options.offload), _device_of(model, options))
-        return store is not None, options.horizon
+            stores.append(store_for(target_of(options.offload), _device_of(model, options)))
+        return bool(stores), options.horizon
 
-    store: Store | None = None
     each = on_every_rank(found)
     if len(set(each)) > 1:
         rank = next(rank for rank, one in enumerate(each) if one != each[0])
@@ -255,7 +254,7 @@ def store_of(options: SplitOptions, model: nn.Module) -> Store | None:
             f"[smdp] rank 0 passed horizon = {each[0][1]} {_with(each[0])} offload, and rank {rank} horizon ="
             f" {each[rank][1]} {_with(each[rank])} offload; pass the same on all ranks"
         )
-    return store
+    return stores[0] if stores else None
 
 
 def _with(passed: tuple[bool, int]) -> str:
