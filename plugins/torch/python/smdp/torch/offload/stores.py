@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smdp.torch.offload.pool_file import Extent, Memory, PoolFile, pool_for
 from smdp.torch.offload.saved_tensors import Store
-from smdp.torch.offload.target import Target
+from smdp.torch.offload.target import Target, target_of
 
 
 def store_for(target: Target, device: torch.device) -> Store:
@@ -33,6 +33,21 @@ def store_for(target: Target, device: torch.device) -> Store:
         f"[smdp] offload to {target.directory} is for models on the CPU, and this model is on {device}. Pass"
         ' offload="host".'
     )
+
+
+def disk_pool(offload: object) -> PoolFile:
+    """Returns the pool file that a value of `offload=` names, for what is on the CPU.
+
+    Raises:
+        ValueError: The value is not valid, is "host", or a file cannot be created there.
+    """
+    target = target_of(offload)
+    if target.directory is None:
+        raise ValueError(
+            '[smdp] offload = "host" is for models on a GPU, and the state of this optimizer is in the memory'
+            ' of the host. Pass offload="disk:/DIRECTORY", with a directory on a local disk.'
+        )
+    return pool_for(target)
 
 
 class DiskStore:
