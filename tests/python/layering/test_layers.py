@@ -132,9 +132,10 @@ ROOMS: dict[str, set[str]] = {
     "optimizers": set(),
     "data_parallel": {"mesh", "process_group"},
     "forward_waits": set(),
+    "offload": {"forward_waits"},
     "step_in_forward": {"data_parallel", "forward_waits", "optimizers", "process_group"},
     "tensor_parallelism": {"initialization", "mesh", "process_group"},
-    "sharding": {"data_parallel", "forward_waits", "mesh", "optimizers", "process_group"},
+    "sharding": {"data_parallel", "forward_waits", "mesh", "offload", "optimizers", "process_group"},
     "pipelining.tensors": {"mesh", "process_group"},
     "pipelining.units": {"pipelining.tensors"},
     "recompute": {"mesh", "pipelining.units", "tensor_parallelism"},
@@ -150,11 +151,11 @@ ROOMS: dict[str, set[str]] = {
         "pipelining.transfers",
         "recompute",
     },
-    "pipelining.engine": _BELOW_ENGINE | {"mesh", "process_group"},
+    "pipelining.engine": _BELOW_ENGINE | {"mesh", "offload", "process_group"},
     # The one place that wires.
     "pipelining.pipelined": _BELOW_ENGINE
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
-    | {"initialization", "mesh", "process_group", "recompute", "tensor_parallelism"},
+    | {"initialization", "mesh", "offload", "process_group", "recompute", "tensor_parallelism"},
     "precision": {"pipelining.pipelined", "pipelining.tensors", "sharding", "mesh", "optimizers"},
     "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "precision", "sharding"}
     | {"optimizers", "mesh"},

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from smdp.torch.initialization.delayed_initialization import (
         delayed_initialization as delayed_initialization,
     )
+    from smdp.torch.offload.offload_activations import offload_activations as offload_activations
     from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule as PipelinedModule
     from smdp.torch.pipelining.pipelined.pipelining import pipeline as pipeline
     from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
@@ -59,6 +60,7 @@ _MODULES = {
     "clip_grad_norm_": "precision.clipping",
     "delayed_initialization": "initialization.delayed_initialization",
     "lower_precision": "precision.lowered_model",
+    "offload_activations": "offload.offload_activations",
     "pipeline": "pipelining.pipelined.pipelining",
     "spared_workers": "preemption.spared_workers",
     "tensor_parallel": "tensor_parallelism.tensor_parallel",
@@ -89,6 +91,7 @@ __all__ = [
     "comm_hook",
     "delayed_initialization",
     "lower_precision",
+    "offload_activations",
     "pipeline",
     "register",
     "spared_workers",

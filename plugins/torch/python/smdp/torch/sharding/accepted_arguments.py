@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Parameter
@@ -12,11 +12,13 @@ from torch.optim import Optimizer
 
 from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, AveragingModel
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
+from smdp.torch.offload.pool_file import PoolFile
+from smdp.torch.offload.stores import disk_pool
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.sharding.asked_scope import SCOPES
 from smdp.torch.sharding.master_parameters import MasterParameters
 from smdp.torch.sharding.one_dtype import check_dtypes
-from smdp.torch.sharding.shard_layout import is_dense
+from smdp.torch.sharding.shard_layout import ShardLayout, is_dense
 from smdp.torch.sharding.whole_tensors import Ways, ways_to_shard
 
 
@@ -27,11 +29,13 @@ class Accepted(NamedTuple):
         hooks: The gradients that the model averages.
         given: The parameters of the optimizer.
         ways: How its groups can be sharded.
+        pool: The file for the state; None: it stays in memory.
     """
 
     hooks: AveragedGradients
     given: list[Parameter]
     ways: Ways
+    pool: PoolFile | None = None
 
 
 def check_model(model: object) -> None:
@@ -52,8 +56,8 @@ def accept(
     model: AveragingModel,
     scope: str,
     master_dtype: torch.dtype | None,
-    *,
     overlap_forward: bool,
+    offload: object = None,
 ) -> Accepted:
     """Checks what a script has passed.
 
@@ -74,7 +78,7 @@ def accept(
     check_known(given, hooks, names_of(model))
     ways = ways_to_shard(optimizer, optimizer.param_groups)
     check_dtypes(optimizer, optimizer.param_groups, MasterParameters(master_dtype).dtype_of)
-    return Accepted(hooks, given, ways)
+    return Accepted(hooks, given, ways, None if offload is None else disk_pool(offload))
 
 
 def names_of(model: AveragingModel) -> dict[int, str]:
@@ -147,3 +151,30 @@ def _check_reducer(hooks: GradientHooks) -> None:
                 f"[smdp] ShardedOptimizer: parameter {registered.name!r} also belongs to another wrapped"
                 " model, which could not average its gradient. Use one wrapper for a parameter."
             )
+
+
+def ways_to_add(
+    optimizer: Optimizer,
+    group: Mapping[str, Any],
+    hooks: AveragedGradients,
+    names: Mapping[int, str],
+    masters: MasterParameters,
+    layout: ShardLayout,
+) -> Ways:
+    """Checks a group that will be added to an optimizer, and returns how it is sharded.
+
+    Raises:
+        ValueError: The model does not average a parameter, or one is cut that must be updated as a whole.
+    """
+    check_known(group["params"], hooks, names)
+    ways = ways_to_shard(optimizer, [group])
+    check_dtypes(optimizer, [group], masters.dtype_of)
+    index_of = {id(one): index for index, one in enumerate(hooks.parameters)}
+    for one in ways.whole:
+        if index_of[id(one)] not in layout.whole:
+            raise ValueError(
+                f"[smdp] add_param_group(): {type(optimizer).__name__} updates parameter"
+                f" {names[id(one)]!r} as a whole with these options, but it is already cut. Pass"
+                " this group when you create the optimizer, with lr=0 until it is trained."
+            )
+    return ways

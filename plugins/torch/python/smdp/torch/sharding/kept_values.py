@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType
 
@@ -9,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+
+from smdp.torch.sharding.trial import STEPS, random_values
+from smdp.torch.sharding.trial_copy import trial_copy
 
 # Of the first two, kept_values() takes a part. Torch sets the others, and does not count with them.
 _LEFT_OUT = ("param_groups", "state", "_opt_called", "_need_device_dtype_check_for_fused")
@@ -34,6 +39,26 @@ def kept_values(optimizer: Optimizer) -> dict[object, object]:
         if not isinstance(key, Tensor):
             found["state", key] = _mark(value)
     return found
+
+
+def keeps_per_group(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer keeps something for whole groups, found by steps of a copy."""
+    trial = trial_copy(optimizer)
+    groups = []
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        shapes = {tuple(range(2, 2 + one.dim())) for one in group["params"]}
+        made = [Parameter(random_values(math.prod(shape), 0).view(shape)) for shape in sorted(shapes)]
+        groups.append({**copy.deepcopy(options), "params": made})
+    trial.param_groups = groups
+    before = kept_values(trial)
+    with torch.no_grad():
+        for _ in range(STEPS):
+            for group in groups:
+                for parameter in group["params"]:
+                    parameter.grad = parameter.detach().clone()
+            type(optimizer).step(trial)
+    return kept_values(trial) != before
 
 
 def _mark(value: object, depth: int = 0) -> object:

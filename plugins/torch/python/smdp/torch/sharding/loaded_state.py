@@ -63,8 +63,8 @@ def _check_states(
     is_other_class = not optimizer.defaults.keys() <= saved.keys()
     for parameter, given in states.items():
         state = {key: value for key, value in given.items() if key != MASTER}
-        # Some keys are created only later, or for some shapes.
-        if not always <= state.keys() or (is_other_class and not state.keys() <= known):
+        # Some keys are created only later, or for some shapes. Without gradients there is only a master.
+        if (state and not always <= state.keys()) or (is_other_class and not state.keys() <= known):
             raise ValueError(
                 f"[smdp] the loaded state has {_list(state.keys())} for parameter {name_of(parameter)!r}, and"
                 f" {type(optimizer).__name__} keeps {_list(always or known)}. Load the state of an optimizer"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, ParameterGather
 from smdp.torch.optimizers.step_part import has_step_hooks, step_part
-from smdp.torch.sharding.kept_values import kept_values
+from smdp.torch.sharding.kept_values import keeps_per_group, kept_values
 from smdp.torch.sharding.means_under_way import MeansUnderWay
+from smdp.torch.sharding.offloaded_state import OffloadedState
 from smdp.torch.sharding.shard_layout import ShardLayout
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
@@ -31,6 +32,7 @@ class ShardUpdate:
         layout: The fusion buffers.
         state: Has the pieces.
         means: The means of the last backward.
+        offloaded: Brings the state of a fusion buffer into memory for its update; None: it always is there.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class ShardUpdate:
         layout: ShardLayout,
         state: ShardedState,
         means: MeansUnderWay,
+        offloaded: OffloadedState | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._hooks = hooks
         self._layout = layout
         self._state = state
         self._means = means
+        self._offloaded = offloaded
         self._group_of: dict[int, int] = {}  # by index of the parameter
         self._known: set[int] = set()  # groups that had a gradient here in a step that was made as a whole
         self._is_per_group = False
@@ -74,6 +78,11 @@ class ShardUpdate:
         self._factor = None if loss_scale is None else loss_scale.double().reciprocal().float()
         try:
             used = self._used_groups()
+            if self._offloaded is not None:
+                self._offloaded.begin()
+                if not used <= self._known:  # a step as a whole would need the whole state in memory
+                    self._is_per_group = self._is_per_group or keeps_per_group(self._optimizer)
+                    self._known |= used
             is_known = bool(self._known) and used <= self._known
             if not is_known or self._is_per_group or has_step_hooks(self._optimizer):
                 self._means.end()
@@ -83,15 +92,20 @@ class ShardUpdate:
                     gather.ready(number)
             else:
                 for numbers in self._means.in_order():
-                    self._step_part(index for number in numbers for index in self._layout.members(number))
+                    self._step_buffers(numbers)
                     for number in numbers:
                         gather.ready(number)
                 self._means.end()
+            if self._offloaded is not None:
+                self._offloaded.end()
         finally:
             self._take_gradients(self._state.pieces)
         return gather
 
     def _step_whole(self) -> None:
+        if self._offloaded is not None:
+            for number in range(self._layout.size):
+                self._offloaded.bring(number)
         self._give_gradients(self._state.pieces)
         before = None if self._is_per_group else kept_values(self._optimizer)
         with self._pieces_in_groups():
@@ -99,6 +113,20 @@ class ShardUpdate:
         if before is not None:
             self._is_per_group = kept_values(self._optimizer) != before
         self._state.round(self._state.pieces)
+        if self._offloaded is not None:
+            self._offloaded.put_away(range(self._layout.size))
+
+    def _step_buffers(self, numbers: Sequence[int]) -> None:
+        """Updates the pieces of fusion buffers, one after the other if their state comes from a file."""
+        if self._offloaded is None:
+            self._step_part(index for number in numbers for index in self._layout.members(number))
+            return
+        for number in numbers:
+            members = self._layout.members(number)
+            if any(self._hooks.parameters[index].grad is not None for index in members):
+                self._offloaded.bring(number)
+                self._step_part(members)
+                self._offloaded.put_away([number])
 
     def _step_part(self, indices: Iterable[int]) -> None:
         groups = self._optimizer.param_groups

@@ -19,13 +19,13 @@ from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, 
 from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
-from smdp.torch.sharding.accepted_arguments import Accepted, accept, check_known, check_model, names_of
+from smdp.torch.sharding.accepted_arguments import Accepted, accept, check_model, names_of, ways_to_add
 from smdp.torch.sharding.early_means import EarlyMeans
 from smdp.torch.sharding.host_parameters import HostParameters, tell_unusable
 from smdp.torch.sharding.master_parameters import MasterParameters
 from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
-from smdp.torch.sharding.one_dtype import check_dtypes
+from smdp.torch.sharding.offloaded_state import OffloadedState
 from smdp.torch.sharding.readable_state import ReadableState
 from smdp.torch.sharding.returning_parameters import ReturningParameters
 from smdp.torch.sharding.same_choices import agreed, described
@@ -35,7 +35,6 @@ from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
-from smdp.torch.sharding.whole_tensors import Ways, ways_to_shard
 from smdp.torch.sharding.write_watch import WriteWatch
 
 _WORDS = Words(
@@ -76,6 +75,10 @@ class ShardedOptimizer(OptimizerLink):
             each element of the model's ModuleLists and Sequentials may be used only in its own forward.
         share_parameters: Whether the ranks of a host keep one copy of the parameters, in shared memory.
             Writing to them outside of `step()` changes those of all ranks.
+        offload: "disk:/DIRECTORY": this rank's state and masters are in a file on a local disk, except for
+            the few fusion buffers that are updated next. What reads the state, such as a checkpoint, reads
+            the file. An optimizer with step hooks, or one that keeps something per group, has all of its
+            state in memory during `step()`. Default: the state is in memory.
 
     Attributes:
         layout: Which pieces of the parameters this rank owns.
@@ -104,6 +107,7 @@ class ShardedOptimizer(OptimizerLink):
         master_dtype: torch.dtype | None = None,
         share_parameters: bool = False,
         overlap_forward: bool = False,
+        offload: str | None = None,
     ) -> None:
         check_model(model)
         group = model.process_group
@@ -112,11 +116,12 @@ class ShardedOptimizer(OptimizerLink):
             f"master_dtype={master_dtype}",
             f"share_parameters={share_parameters}",
             f"overlap_forward={overlap_forward}",
+            f"offload={None if offload is None else 'a directory'}",
         ]
-        hooks, given, ways = accepted = agreed(
+        hooks, given, ways, _ = accepted = agreed(
             group,
             "ShardedOptimizer",
-            lambda: accept(optimizer, model, scope, master_dtype, overlap_forward=overlap_forward),
+            lambda: accept(optimizer, model, scope, master_dtype, overlap_forward, offload),
             lambda found: options + described(optimizer, optimizer.param_groups, found.hooks),
         )
         super().__init__(optimizer)
@@ -156,7 +161,7 @@ class ShardedOptimizer(OptimizerLink):
         overlap_forward: bool,
     ) -> None:
         """Moves parameters and state to where they are updated, and the means to their owners."""
-        hooks, given, ways = accepted
+        hooks, given, ways, pool = accepted
         names = [one.name for one in hooks.registered]
         self._means = MeansUnderWay(self._reducer, hooks if isinstance(hooks, GradientHooks) else None)
         owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
@@ -175,7 +180,11 @@ class ShardedOptimizer(OptimizerLink):
         self._whole: dict[int, Any] | None = None
         self.readable = ReadableState(self._state, self.layout, is_saved=owners.is_counted)
         self._returning = ReturningParameters(self.layout, hooks.parameters, self._state.pieces, self._watch)
-        self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means)
+        self._offloaded: OffloadedState | None = None
+        if pool is not None:
+            self._offloaded = OffloadedState(pool, self.layout, self._state, optimizer)
+            self._offloaded.put_all_away()
+        self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means, self._offloaded)
         self._waits: ForwardWaits | None = None
         if overlap_forward:
             module = model.module
@@ -332,7 +341,9 @@ class ShardedOptimizer(OptimizerLink):
         ways = agreed(
             self._owners.group,
             "add_param_group()",
-            lambda: self._ways_to_add(whole_group),
+            lambda: ways_to_add(
+                self.inner, whole_group, self._hooks, self._names, self._masters, self.layout
+            ),
             lambda _: described(self.inner, [whole_group], self._hooks),
         )
         self.inner.add_param_group(group)
@@ -406,6 +417,8 @@ class ShardedOptimizer(OptimizerLink):
         self.settle()
         self.layout.bring_back()
         self._state.load(state_dict)
+        if self._offloaded is not None:
+            self._offloaded.put_all_away()
         self._whole = None
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -434,17 +447,3 @@ class ShardedOptimizer(OptimizerLink):
                 self._common.abort(reason)
                 tell_unusable(error)
             raise
-
-    def _ways_to_add(self, group: Mapping[str, Any]) -> Ways:
-        """Checks a group that will be added, and returns how it is sharded."""
-        check_known(group["params"], self._hooks, self._names)
-        ways = ways_to_shard(self.inner, [group])
-        check_dtypes(self.inner, [group], self._masters.dtype_of)
-        for one in ways.whole:
-            if self._index[id(one)] not in self.layout.whole:
-                raise ValueError(
-                    f"[smdp] add_param_group(): {type(self.inner).__name__} updates parameter"
-                    f" {self._names[id(one)]!r} as a whole with these options, but it is already cut. Pass"
-                    " this group when you create the optimizer, with lr=0 until it is trained."
-                )
-        return ways

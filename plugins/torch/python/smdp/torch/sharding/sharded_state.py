@@ -86,6 +86,10 @@ class ShardedState:
             return {**found, MASTER: piece.detach()}
         return found
 
+    def is_master(self, piece: Parameter) -> bool:
+        """Returns whether a piece is a master, with memory of its own."""
+        return piece in self._masters
+
     def is_cut(self, key: Any, value: object, shape: torch.Size) -> bool:
         """Returns whether a value of the state has one number for each element of a parameter or piece."""
         return isinstance(value, Tensor) and value.shape == shape and key not in self.keys.per_parameter

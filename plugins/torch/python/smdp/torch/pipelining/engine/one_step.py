@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from smdp.torch.offload.stage_activations import StageActivations
 from smdp.torch.pipelining.engine.coroutines import CoroutinePool
 from smdp.torch.pipelining.ghosts.ghosts import Ghosts
 from smdp.torch.pipelining.interpreter.plan import Plan
@@ -38,6 +39,7 @@ class Step:
         number: Index of the step.
         microbatches: Number of microbatches in the step.
         first_place: Index of the first microbatch among all that have ever run.
+        saved: What the stages have saved for backward; None: autograd keeps it.
         has_begun: Whether a stage of this rank has begun, or the rank has waited for another rank's stage.
         wording: Names of the API that the user called, for messages.
         first: Index of the first microbatch among those of all data-parallel replicas.
@@ -65,6 +67,7 @@ class Step:
     first_place: int
     first: int
     wording: Wording
+    saved: StageActivations | None = None
     has_begun: bool = False
     turn: int = 0
     reading: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,8 @@ from smdp.torch.pipelining.engine.stage_gradients import StageGradients
 from smdp.torch.pipelining.engine.stage_values import StageValues
 from smdp.torch.pipelining.tensors.values import Value
 from smdp.torch.pipelining.units.side_effects import Watch
+
+_NOTHING = nullcontext()
 
 
 class StageContext:
@@ -55,6 +57,11 @@ class StageContext:
     def computing(self, stage: int) -> AbstractContextManager[None]:
         """Returns the context in which a stage of this rank computes."""
         return self._gradients.computing(stage)
+
+    def saving(self, stage: int) -> AbstractContextManager[None]:
+        """Returns the context in which autograd saves the tensors of a stage of this rank."""
+        saved = self._step.saved
+        return _NOTHING if saved is None else saved.saving(stage, self._values.microbatch)
 
     def export(self, value: Value, tensor: Tensor) -> None:
         """Keeps a value of this rank that other stages use."""

@@ -36,8 +36,13 @@ class StageValues:
         self._exports: dict[int, Tensor | GradientEdge | None] = {}
         self._returned: dict[int, Tensor] = {}
         self._arrivals: dict[tuple[int, int], Arrival] = {}
-        self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._leaves: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge]] = {}
         self._uses: Counter[int] = Counter()
+
+    @property
+    def microbatch(self) -> int:
+        """The index of the microbatch."""
+        return self._index
 
     # Called by the interpreter.
 
@@ -105,11 +110,20 @@ class StageValues:
         """Returns and releases the tensor or edge where a value's gradient enters the graph."""
         return self._exports.pop(value.index)
 
-    def take_leaf(self, value: Value, stage: int) -> tuple[Tensor, Tensor]:
-        """Returns and releases the leaf of another stage's value, and the tensor that the stage used."""
+    def take_leaf(self, value: Value, stage: int) -> tuple[Tensor, Tensor | GradientEdge]:
+        """Returns and releases the leaf of another stage's value, and what the stage used of it."""
         if (value.index, stage) not in self._leaves:
             self._bring(value, stage, Arrival.wait)  # in the plan, but not used by this microbatch
         return self._leaves.pop((value.index, stage))
+
+    def release_leaves(self, stage: int) -> None:
+        """Releases the contents of other stages' values after a forward; autograd has what it needs."""
+        for key, (leaf, used) in self._leaves.items():
+            if key[1] == stage and leaf.requires_grad and isinstance(used, Tensor):
+                self._leaves[key] = leaf, get_gradient_edge(used)
+                hollow = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+                hollow.untyped_storage().resize_(0)
+                leaf.data = hollow
 
     def end_recording(self) -> None:
         """Releases the values that were kept only until their consumers were known."""
@@ -142,7 +156,9 @@ class StageValues:
                 # A view, so that autograd adds the gradients of later consumers first.
                 used = leaf.requires_grad_().view_as(leaf)
             self._leaves[key] = leaf, used
-        return self._leaves[key][1]
+        used = self._leaves[key][1]
+        assert isinstance(used, Tensor)  # release_leaves() comes after the last use
+        return used
 
     def _in_strides(self, leaf: Tensor, value: Value, stage: int) -> Tensor:
         """Returns a received tensor with the strides that it has on the rank that sent it."""

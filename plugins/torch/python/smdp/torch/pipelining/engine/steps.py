@@ -22,6 +22,7 @@ from smdp.torch.pipelining.engine.handlers import Handlers
 from smdp.torch.pipelining.engine.lockstep import Lockstep
 from smdp.torch.pipelining.engine.lowering import lower
 from smdp.torch.pipelining.engine.microbatch import Microbatch
+from smdp.torch.pipelining.engine.offload_actions import OffloadActions
 from smdp.torch.pipelining.engine.one_step import Step
 from smdp.torch.pipelining.engine.recordings import Recording, Recordings
 from smdp.torch.pipelining.engine.step_run import StepRun
@@ -101,6 +102,7 @@ class Steps:
         self._seed = seed
         self._postpones = postpones
         self._wording = wording
+        self._offload = next((each for each in handlers if isinstance(each, OffloadActions)), None)
         self._own = frozenset(s for s, rank in enumerate(rank_of) if rank == mesh.stage_rank)
         self._ghosts = Ghosts(device)
         self._coroutines = CoroutinePool()
@@ -161,6 +163,7 @@ class Steps:
             first_place=self._places,
             first=self._mesh.replica * len(parts),
             wording=self._wording,
+            saved=None if self._offload is None or not is_training else self._offload.new_step(parts),
         )
         self.number += 1
         self._places += len(parts)

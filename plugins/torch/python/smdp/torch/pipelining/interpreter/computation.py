@@ -81,7 +81,7 @@ def compute(
         outside = outside_checkpoints()
         call = following(rule, operation.name, call) if is_unit else call
     try:
-        with in_context, outside:
+        with in_context, outside, context.saving(operation.stage):
             # Observers are expensive, so they are used only while recording or if the recording saw hooks.
             if not isinstance(operation.function, Unit) or not (operation.observed or is_recording):
                 result = call(*args, **kwargs)

@@ -52,6 +52,10 @@ class _Elsewhere:
     def enter(self, stage: int) -> None:
         raise AssertionError
 
+    def saving(self, stage: int) -> AbstractContextManager[Any]:
+        """Changes nothing."""
+        return contextlib.nullcontext()
+
     def computing(self, stage: int) -> AbstractContextManager[Any]:
         raise AssertionError
 

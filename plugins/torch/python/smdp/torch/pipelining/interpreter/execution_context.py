@@ -32,6 +32,9 @@ class ExecutionContext(Protocol):
     def computing(self, stage: int) -> AbstractContextManager[None]:
         """Returns the context in which a stage of this rank computes."""
 
+    def saving(self, stage: int) -> AbstractContextManager[None]:
+        """Returns the context in which autograd saves the tensors of a stage of this rank."""
+
     def export(self, value: Value, tensor: Tensor) -> None:
         """Keeps a value of this rank that other stages use or may use."""
 

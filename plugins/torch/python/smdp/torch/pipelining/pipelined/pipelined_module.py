@@ -19,6 +19,7 @@ from smdp.torch.pipelining.engine.computations import Computations
 from smdp.torch.pipelining.engine.executor import Timed
 from smdp.torch.pipelining.engine.handlers import Handlers
 from smdp.torch.pipelining.engine.lockstep import Lockstep
+from smdp.torch.pipelining.engine.offload_actions import OffloadActions
 from smdp.torch.pipelining.engine.program import LossFunction, LossScaler, Program, loss_of
 from smdp.torch.pipelining.engine.reduction_actions import ReductionActions
 from smdp.torch.pipelining.engine.same_batch import check_same_batch
@@ -56,6 +57,7 @@ class PipelinedModule(nn.Module):
         is_compiled: Whether modules are compiled by `torch.compile`.
         is_in_lockstep: Whether host reads resume at fixed places of the schedule.
         wording: Names of the API that the user called, for messages.
+        offload: Moves what stages save for backward out of memory; None: it stays.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class PipelinedModule(nn.Module):
         is_compiled: bool = False,
         is_in_lockstep: bool = False,
         wording: Wording = PIPELINE,
+        offload: OffloadActions | None = None,
     ) -> None:
         super().__init__()
         self._wording = wording
@@ -103,6 +106,8 @@ class PipelinedModule(nn.Module):
         )
         if is_in_lockstep:
             handlers.add(Lockstep())
+        if offload is not None:
+            handlers.add(offload)
         self._steps = Steps(
             model,
             split,

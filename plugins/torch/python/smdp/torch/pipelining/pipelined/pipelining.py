@@ -11,9 +11,15 @@ from torch import nn
 
 from smdp.partition import Trace
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.offload.offload_activations import is_offloaded
 from smdp.torch.pipelining.engine.program import LossFunction, Program, loss_of
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
-from smdp.torch.pipelining.pipelined.split_over_ranks import Placed, SplitOptions, split_over_ranks
+from smdp.torch.pipelining.pipelined.split_over_ranks import (
+    Placed,
+    SplitOptions,
+    split_over_ranks,
+    store_of,
+)
 from smdp.torch.pipelining.tensors.slicing import cut
 from smdp.torch.pipelining.units.pinning import pinned
 from smdp.torch.pipelining.units.wording import Wording
@@ -51,6 +57,8 @@ def pipeline(
     seed: int | None = None,
     compile: bool = False,
     recompute: Any = None,
+    offload: str | None = None,
+    horizon: int = 4,
 ) -> PipelinedModule:
     """Splits a model over ranks; each rank keeps only the parameters of its own stages.
 
@@ -92,6 +100,11 @@ def pipeline(
             computed together with input gradients.
         recompute: What the blocks of each stage recompute in backward: a policy of checkpoint_activations().
             A budget counts per rank, for all microbatches in flight. Default: nothing.
+        offload: Where the tensors that backward needs go between forward and backward, as actions of the
+            schedule: "disk:/DIRECTORY" for models on the CPU, "host" for models on a GPU; see
+            `offload_activations()`. Default: they stay in memory.
+        horizon: How many tasks of this rank before its backward a microbatch's tensors return. Those of
+            microbatches whose backward comes sooner stay in memory.
 
     Returns:
         A module that holds this rank's parameters under their names in the model. They cannot be replaced
@@ -118,6 +131,8 @@ def pipeline(
         seed=seed,
         is_compiled=compile,
         recompute=None if recompute is None else read_policy(recompute, "recompute"),
+        offload=offload,
+        horizon=horizon,
     )
     return pipeline_of(model, options, example_inputs, pins=pins, loss_fn=loss_fn)
 
@@ -163,6 +178,7 @@ def pipeline_of(
             " out `tensor`, or pass a model that has not been divided."
         )
     mesh = ParallelMesh.of_world(pp=options.stages, tp=tensor)
+    store_of(options, model)  # before the model is changed
     if axis is not None:
         join_mesh(model, mesh)
     elif tensor > 1:
@@ -199,6 +215,11 @@ def check_model(model: Any, wording: Wording) -> None:
                 f"[smdp] this model is wrapped in {wrapper}; pass the model itself to"
                 f" {wording.split}: {fix}{more}"
             )
+    if is_offloaded(model):
+        raise ValueError(
+            f"[smdp] offload_activations() was called for this model, which {wording.split} would not follow;"
+            " pass a model without it, and offload and horizon to smdp.torch.pipeline()"
+        )
     if any(hasattr(parameter, "_smdp_weight") for parameter in model.parameters()):
         raise ValueError(
             "[smdp] this model already belongs to a pipeline, and other ranks hold the rest of its"

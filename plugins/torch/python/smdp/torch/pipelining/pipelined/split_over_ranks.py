@@ -19,10 +19,15 @@ from smdp.partition.steady import steady_partition
 from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.offload.offload_activations import check_horizon
+from smdp.torch.offload.saved_tensors import Store
+from smdp.torch.offload.stores import store_for
+from smdp.torch.offload.target import target_of
 from smdp.torch.pipelining.analysis.sampled_trace import pooled
 from smdp.torch.pipelining.analysis.tracing import trace
 from smdp.torch.pipelining.analysis.unit_traces import trace_by_parameters
 from smdp.torch.pipelining.engine.actions import most_in_flight
+from smdp.torch.pipelining.engine.offload_actions import OffloadActions
 from smdp.torch.pipelining.engine.steps import Tables
 from smdp.torch.pipelining.interpreter.dry_run import users_outside_units
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
@@ -71,6 +76,8 @@ class SplitOptions:
     is_compiled: bool = False
     is_in_lockstep: bool = False
     recompute: Policy | None = None
+    offload: str | None = None
+    horizon: int = 4
     wording: Wording = PIPELINE
 
     def check(self) -> None:
@@ -171,6 +178,7 @@ def split_over_ranks(
     Raises:
         ValueError: The model cannot be split; the message suggests a fix.
     """
+    store = store_of(options, model)
     mesh.make_for_steps("pp", "tp", "rdp", "mp")
     # If modules are assigned to ranks by hand, the number of stages follows from the assignment.
     least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
@@ -206,9 +214,7 @@ def split_over_ranks(
         calls = {"": next(iter(calls.values()))}
     uses: dict[str, set[int]] = {}
     if example is not None:
-        target = next(
-            (p.device for p in model.parameters() if not p.is_meta), torch.device(options.device or "cpu")
-        )
+        target = _device_of(model, options)
         if any(buffer.is_meta for buffer in model.buffers()):
             # Code between units uses buffers, such as those of a rotary embedding, on every rank.
             real = {name for name, parameter in model.named_parameters() if not parameter.is_meta}
@@ -234,7 +240,42 @@ def split_over_ranks(
         # Layers have collectives, which ranks of one stage must run in the same order.
         is_in_lockstep=options.is_in_lockstep or mesh.placement.tensor > 1,
         wording=options.wording,
+        offload=None if store is None else OffloadActions(store, options.horizon, len(table.rank_of), model),
     )
+
+
+def store_of(options: SplitOptions, model: nn.Module) -> Store | None:
+    """Returns where the saved tensors of this rank's stages go; None: they stay in memory. Collective.
+
+    Raises:
+        ValueError: The place cannot be used, or the ranks have passed different options.
+        RuntimeError: It cannot be used on another rank.
+    """
+    stores: list[Store] = []
+
+    def found() -> tuple[bool, int]:
+        if options.offload is not None:
+            check_horizon(options.horizon)
+            stores.append(store_for(target_of(options.offload), _device_of(model, options)))
+        return bool(stores), options.horizon
+
+    each = on_every_rank(found)
+    if len(set(each)) > 1:
+        rank = next(rank for rank, one in enumerate(each) if one != each[0])
+        raise ValueError(
+            f"[smdp] rank 0 passed horizon = {each[0][1]} {_with(each[0])} offload, and rank {rank} horizon ="
+            f" {each[rank][1]} {_with(each[rank])} offload; pass the same on all ranks"
+        )
+    return stores[0] if stores else None
+
+
+def _with(passed: tuple[bool, int]) -> str:
+    return "with" if passed[0] else "without"
+
+
+def _device_of(model: nn.Module, options: SplitOptions) -> torch.device:
+    real = (one.device for one in model.parameters() if not one.is_meta)
+    return next(real, torch.device(options.device or "cpu"))
 
 
 def _log_cut(traced: Trace, found: Partition, reason: str) -> None:
