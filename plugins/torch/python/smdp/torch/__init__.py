@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
     from smdp.torch.precision.gradient_scaler import GradScaler as GradScaler
     from smdp.torch.preemption.spared_workers import spared_workers as spared_workers
+    from smdp.torch.sharded_parameters.sharded_data_parallel import (
+        ShardedDataParallel as ShardedDataParallel,
+    )
     from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
     from smdp.torch.step_in_forward.step_in_forward import StepInForward as StepInForward
     from smdp.torch.tensor_parallelism.tensor_parallel import tensor_parallel as tensor_parallel
@@ -47,6 +50,7 @@ _TRIED = ("2.13", "2.14", "2.15")
 _MODULES = {
     "GradScaler": "precision.gradient_scaler",
     "PipelinedModule": "pipelining.pipelined.pipelined_module",
+    "ShardedDataParallel": "sharded_parameters.sharded_data_parallel",
     "ShardedOptimizer": "sharding.sharded_optimizer",
     "StepInForward": "step_in_forward.step_in_forward",
     "clip_grad_norm_": "precision.clipping",
@@ -72,6 +76,7 @@ __all__ = [
     "GradScaler",
     "PipelinedModule",
     "ProcessGroupSmdp",
+    "ShardedDataParallel",
     "StepInForward",
     "SyncBatchNorm",
     "clip_grad_norm_",
