@@ -158,13 +158,6 @@ ROOMS: dict[str, set[str]] = {
     | {"initialization", "mesh", "process_group", "recompute", "tensor_parallelism"},
     "precision": {"pipelining.pipelined", "pipelining.tensors", "sharded_parameters", "sharding"}
     | {"mesh", "optimizers"},
-        "pipelining.pipelined",
-        "pipelining.tensors",
-        "sharded_parameters",
-        "sharding",
-        "mesh",
-        "optimizers",
-    },
     "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "sharded_parameters", "sharding"}
     | {"optimizers", "mesh"},
     # SMP's API.
