@@ -136,6 +136,7 @@ ROOMS: dict[str, set[str]] = {
     "step_in_forward": {"data_parallel", "forward_waits", "optimizers", "process_group"},
     "tensor_parallelism": {"initialization", "mesh", "process_group"},
     "sharding": {"data_parallel", "forward_waits", "mesh", "offload", "optimizers", "process_group"},
+    "sharded_parameters": {"forward_waits", "initialization", "mesh", "process_group"},
     "pipelining.tensors": {"mesh", "process_group"},
     "pipelining.units": {"pipelining.tensors"},
     "recompute": {"mesh", "pipelining.units", "tensor_parallelism"},
@@ -156,8 +157,10 @@ ROOMS: dict[str, set[str]] = {
     "pipelining.pipelined": _BELOW_ENGINE
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
     | {"initialization", "mesh", "offload", "process_group", "recompute", "tensor_parallelism"},
-    "precision": {"pipelining.pipelined", "pipelining.tensors", "sharding", "mesh", "optimizers"},
-    "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "precision", "sharding"}
+    "precision": {"pipelining.pipelined", "pipelining.tensors", "sharded_parameters", "sharding"}
+    | {"mesh", "optimizers"},
+    "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "precision"}
+    | {"sharded_parameters", "sharding"}
     | {"optimizers", "mesh"},
     # SMP's API.
     "model_parallel.job": {"pipelining.transfers", "mesh"},

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from smdp.torch.precision.mixed_precision import MixedPrecision as MixedPrecision
     from smdp.torch.preemption.spared_workers import spared_workers as spared_workers
     from smdp.torch.recompute.checkpoint_activations import checkpoint_activations as checkpoint_activations
+    from smdp.torch.sharded_parameters.sharded_data_parallel import (
+        ShardedDataParallel as ShardedDataParallel,
+    )
     from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
     from smdp.torch.step_in_forward.step_in_forward import StepInForward as StepInForward
     from smdp.torch.tensor_parallelism.tensor_parallel import tensor_parallel as tensor_parallel
@@ -54,6 +57,7 @@ _MODULES = {
     "GradScaler": "precision.gradient_scaler",
     "MixedPrecision": "precision.mixed_precision",
     "PipelinedModule": "pipelining.pipelined.pipelined_module",
+    "ShardedDataParallel": "sharded_parameters.sharded_data_parallel",
     "ShardedOptimizer": "sharding.sharded_optimizer",
     "StepInForward": "step_in_forward.step_in_forward",
     "checkpoint_activations": "recompute.checkpoint_activations",
@@ -84,6 +88,7 @@ __all__ = [
     "MixedPrecision",
     "PipelinedModule",
     "ProcessGroupSmdp",
+    "ShardedDataParallel",
     "StepInForward",
     "SyncBatchNorm",
     "checkpoint_activations",

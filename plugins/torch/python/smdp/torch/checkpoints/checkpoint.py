@@ -36,6 +36,7 @@ from smdp.torch.checkpoints.safetensors_files import has_safetensors as has_safe
 from smdp.torch.checkpoints.safetensors_files import load_safetensors as load_safetensors
 from smdp.torch.checkpoints.safetensors_files import save_safetensors as save_safetensors
 from smdp.torch.checkpoints.saved_model import SavedModel, saved_model
+from smdp.torch.checkpoints.shards import boxed, room_in_shards, unboxed
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.pipelining.state_dicts.optimizer_state import (
@@ -43,7 +44,6 @@ from smdp.torch.pipelining.state_dicts.optimizer_state import (
     load_named_state,
     named_state,
     room_for_state,
-    whole_room,
 )
 from smdp.torch.pipelining.state_dicts.state_entries import Entry, names_of, nearest
 from smdp.torch.precision.mixed_precision import MixedPrecision
@@ -66,13 +66,14 @@ def save(
     """Writes a checkpoint. All ranks of the job must call it.
 
     Each entry is written once. In a pipeline, the lowest stage that uses a weight writes it, and the first
-    data-parallel replica writes for all replicas. Each rank writes its slices of divided layers, and its part
-    of a ShardedOptimizer's state.
+    data-parallel replica writes for all replicas. Each rank writes its slices of divided layers, its
+    shards, and its part of a ShardedOptimizer's state.
 
     Args:
         path: A folder that all ranks can access. It must not contain a checkpoint, which would be lost if
             writing failed.
-        pipe: The result of pipeline() or tensor_parallel(), or a model in DistributedDataParallel.
+        pipe: The result of pipeline() or tensor_parallel(), or a model in DistributedDataParallel or
+            ShardedDataParallel.
         optimizer: An optimizer of its parameters, or None to save the model alone.
         weights: Whether to save parameters and buffers. Pass False if save_safetensors() saves them.
 
@@ -132,7 +133,8 @@ def load(
     Args:
         path: The folder. Load only checkpoints that you trust, because torch stores part of them as pickles.
         pipe: The result of pipeline() or tensor_parallel() for the same model, or this model in
-            DistributedDataParallel. Stages, schedule, slices and replicas may differ.
+            DistributedDataParallel or ShardedDataParallel. Stages, schedule, slices, shards and replicas may
+            differ.
         optimizer: An optimizer of its parameters, created as before saving, or None to leave it out.
         weights: Whether to load parameters and buffers.
 
@@ -166,13 +168,13 @@ def load(
             if mixed is not None:
                 keys = [key.removeprefix(f"{_SCALE}.") for key in saved if key.startswith(f"{_SCALE}.")]
                 state[_SCALE] = dict.fromkeys(keys)
-            room = _room_in_whole(own, whole_room if shards is None else shards.readable.room)
+            room = _room_in_whole(own, room_in_shards if shards is None else shards.readable.room)
             state["optimizer"].update(room_for_state(optimizer, own, flat, room))
 
     def load_optimizer() -> None:
         assert optimizer is not None
         read = {
-            key: value.part if isinstance(value, DividedValues) else value
+            key: unboxed(value.part) if isinstance(value, DividedValues) else value
             for key, value in state["optimizer"].items()
         }
         load_named_state(optimizer, own, read, fills_groups=shards is None)
@@ -256,7 +258,7 @@ def _room_in_whole(names: Mapping[Parameter, str], room: Room) -> Room:
         check_by_elements(key, size, names[parameter], parameter)
         if size != slices.shape:
             return room(parameter, key, size, dtype)
-        return DividedValues(room(parameter, key, parameter.shape, dtype), slices)
+        return DividedValues(boxed(room(parameter, key, parameter.shape, dtype)), slices)
 
     return found
 

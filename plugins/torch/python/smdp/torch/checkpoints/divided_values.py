@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smdp.torch.checkpoints.shards import boxed
 from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.slices import Slices
 from smdp.torch.sharding.boxed_tensor import BoxedTensor
@@ -88,7 +89,7 @@ def in_whole(value: Any, *, is_saved: bool) -> Any:
     slices = slices_of(value)
     if slices is None:
         return value.detach()
-    return DividedValues(value.detach(), slices, _saved_ranges(value) if is_saved else None)
+    return DividedValues(boxed(value.detach()), slices, _saved_ranges(value) if is_saved else None)
 
 
 def _saved_ranges(tensor: Tensor) -> list[int] | None:
@@ -118,7 +119,7 @@ def state_in_whole(flat: Mapping[str, Any], name: str, parameter: Tensor) -> dic
         if not key.startswith("state.") or not isinstance(value, Tensor):
             continue
         if value.shape == parameter.shape:
-            found[key] = DividedValues(value, slices, _saved_ranges(parameter))
+            found[key] = DividedValues(boxed(value), slices, _saved_ranges(parameter))
         elif value.numel() > 1:
             raise ValueError(_not_by_elements(key, value.shape, name, parameter.shape))
     return found

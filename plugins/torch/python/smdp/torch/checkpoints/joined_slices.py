@@ -1,4 +1,4 @@
-"""Whole tensors, each on one of the ranks that hold slices of it."""
+"""Whole tensors, each on one of the ranks that hold slices or shards of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from smdp.torch.checkpoints.divided_values import whole_shape
 from smdp.torch.mesh.cuts import cut_of
@@ -80,6 +81,25 @@ def joined_slices(
                     dist.recv(part, rank, group=group)
                 slices.put(part, whole)
             found[name] = whole
+    return found
+
+
+def joined_shards(values: Mapping[str, Tensor], owners: Mapping[str, int], place: int) -> dict[str, Tensor]:
+    """Gathers tensors one by one, and keeps those of a rank. Collective over the ranks with shards.
+
+    Args:
+        values: Tensors by name; those in shards are DTensors.
+        owners: See `owners_of()`.
+        place: This rank's position among the ranks with shards.
+
+    Returns:
+        The whole tensors of this rank by name, on the CPU.
+    """
+    found = {}
+    for name, value in values.items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if owners[name] == place:
+            found[name] = whole.detach().cpu()
     return found
 
 

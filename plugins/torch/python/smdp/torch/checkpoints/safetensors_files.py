@@ -11,12 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from smdp.torch.checkpoints.divided_values import slices_of, whole_shape
-from smdp.torch.checkpoints.joined_slices import joined_slices, owners_of, whole_bytes
+from smdp.torch.checkpoints.joined_slices import joined_shards, joined_slices, owners_of, whole_bytes
 from smdp.torch.checkpoints.saved_model import SavedModel, saved_model
 from smdp.torch.mesh.agreement import on_every_rank
+from smdp.torch.mesh.slices import Slices
 from smdp.torch.pipelining.state_dicts.state_entries import nearest
+from smdp.torch.sharded_parameters.whole_state import like, shard_of
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -33,7 +36,8 @@ def save_safetensors(path: str | PathLike[str], pipe: nn.Module) -> None:
 
     Args:
         path: A folder that all ranks can access. It must not contain such files.
-        pipe: The result of pipeline() or tensor_parallel(), or a model in DistributedDataParallel.
+        pipe: The result of pipeline() or tensor_parallel(), or a model in DistributedDataParallel or
+            ShardedDataParallel.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -47,18 +51,26 @@ def save_safetensors(path: str | PathLike[str], pipe: nn.Module) -> None:
     if mesh is not None and len(slices) > 1:
         mesh.make("tp")
     # The place of this rank's file among all files.
-    here = (0, 0) if mesh is None else (mesh.stage_rank, slices.index(mesh.rank))
+    here = (0, model.shard[0]) if mesh is None else (mesh.stage_rank, slices.index(mesh.rank))
     tensors: dict[str, Tensor] = {}
     owners: dict[str, int] = {}
 
     def prepare() -> tuple[tuple[int, int], dict[str, int]]:
         _save_file()
         folder.mkdir(parents=True, exist_ok=True)
+        if mesh is not None and model.shard[1] > 1:
+            raise ValueError(
+                "[smdp] save_safetensors() does not support a model that is both divided by"
+                " tensor_parallel() and in ShardedDataParallel. Use save(), and save_safetensors() after"
+                " loading it into either of them."
+            )
         present = [*folder.glob("model*.safetensors"), *folder.glob(_INDEX)]
         if present:
             raise ValueError(f"[smdp] {folder} already contains {present[0].name}. Save to another folder.")
         tensors.update(_tensors(model))
-        owners.update(owners_of(tensors, max(1, len(slices))))
+        owners.update(owners_of(tensors, model.shard[1] * max(1, len(slices))))
+        if model.shard[1] > 1:  # buffers may differ, and the first rank's count
+            owners.update({name: 0 for name, value in tensors.items() if not isinstance(value, DTensor)})
         return here, {name: whole_bytes(value) for name, value in tensors.items() if owners[name] == here[1]}
 
     # Only the ranks of the first replica have tensors to write.
@@ -67,6 +79,8 @@ def save_safetensors(path: str | PathLike[str], pipe: nn.Module) -> None:
     files = {place: _file_name(index, len(sizes)) for index, place in enumerate(sizes)}
     if mesh is not None and len(slices) > 1 and tensors:
         tensors = joined_slices(tensors, owners, mesh)
+    if model.shard[1] > 1:
+        tensors = joined_shards(tensors, owners, model.shard[0])
 
     def write() -> None:
         if tensors:
@@ -123,7 +137,7 @@ def load_safetensors(path: str | PathLike[str], pipe: nn.Module) -> None:
         path: A folder written by save_safetensors(), with any number of stages and slices, or by
             save_pretrained().
         pipe: The result of pipeline() or tensor_parallel() for the same model, or this model in
-            DistributedDataParallel.
+            DistributedDataParallel or ShardedDataParallel.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -179,6 +193,14 @@ def _own_part(opened: Any, saved: str, name: str, value: Any) -> Tensor:
             " shape"
         )
     slices = slices_of(value)
+    if isinstance(value, DTensor):
+        own = _in_slices(opened, stored, saved, slices)
+        return like(value, shard_of(own, value).contiguous())
+    return _in_slices(opened, stored, saved, slices)
+
+
+def _in_slices(opened: Any, stored: Any, saved: str, slices: Slices | None) -> Tensor:
+    """Reads a whole tensor, or the slices of it that this rank has."""
     if slices is None:
         whole: Tensor = opened.get_tensor(saved)
         return whole

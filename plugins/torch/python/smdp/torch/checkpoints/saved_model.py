@@ -14,16 +14,19 @@ from smdp.torch.mesh.cuts import cut_of, mesh_of_slices
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.pipelining.state_dicts.state_entries import Entry
+from smdp.torch.sharded_parameters.sharded_data_parallel import ShardedDataParallel
 
 
 class SavedModel(Protocol):
-    """A model in stages, in slices, or the same model on all ranks.
+    """A model in stages, in slices or in shards, or the same model on all ranks.
 
     Attributes:
         mesh: The ranks of stages, slices and replicas, or None for the same model on all ranks.
+        shard: This rank's position among those that hold shards of the same values, and their number.
     """
 
     mesh: ParallelMesh | None
+    shard: tuple[int, int]
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -75,18 +78,24 @@ def saved_model(model: nn.Module) -> SavedModel:
             return _DividedModel(model.module, ignored, divided)
         return _ReplicatedModel(model.module, ignored, model.process_group)
     divided = mesh_of_slices(model.parameters())
+    if isinstance(model, ShardedDataParallel):
+        place = model.process_group.rank() % model.degree, model.degree
+        if divided is not None:
+            return _DividedModel(model.module, set(), divided, place)
+        return _ShardedModel(model.module, model.process_group, place)
     if divided is not None:
         return _DividedModel(model, set(), divided)
     raise TypeError(
-        f"[smdp] a checkpoint is saved from and loaded into a model that smdp.torch.pipeline() or"
-        f" tensor_parallel() returned, or that is wrapped in DistributedDataParallel, but got a"
-        f" {type(model).__name__}. In a single process, use torch.distributed.checkpoint."
+        "[smdp] a checkpoint is saved from and loaded into a model that smdp.torch.pipeline() or"
+        " tensor_parallel() returned, or that is wrapped in DistributedDataParallel or ShardedDataParallel,"
+        f" but got a {type(model).__name__}. In a single process, use torch.distributed.checkpoint."
     )
 
 
 class _StagedModel:
     def __init__(self, pipe: PipelinedModule) -> None:
         self._pipe = pipe
+        self.shard = (0, 1)
         self.mesh: ParallelMesh | None = pipe.mesh
         self.group = None
         self.named_parameters = pipe.named_parameters
@@ -115,12 +124,18 @@ class _UnstagedModel:
     """All ranks have all entries of a module, whole ones or slices."""
 
     def __init__(
-        self, module: nn.Module, ignored: set[str], group: dist.ProcessGroup | None, mesh: ParallelMesh | None
+        self,
+        module: nn.Module,
+        ignored: set[str],
+        group: dist.ProcessGroup | None,
+        mesh: ParallelMesh | None,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         self._module = module
         self._ignored = ignored  # by DistributedDataParallel, so replicas may have different values
         self.group = group
         self.mesh = mesh
+        self.shard = shard
         self.steps: int | None = None
         self.named_parameters = module.named_parameters
 
@@ -154,11 +169,22 @@ class _ReplicatedModel(_UnstagedModel):
         return bool(dist.get_rank(self.group) == 0)
 
 
+class _ShardedModel(_ReplicatedModel):
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup, shard: tuple[int, int]) -> None:
+        super().__init__(module, set(), group)
+        self.shard = shard
+
+    def joins(self, entry: Entry) -> bool:
+        return bool(dist.get_rank(self.group) < self.shard[1])  # the first replica
+
+
 class _DividedModel(_UnstagedModel):
     """All ranks of the job save, because those with other slices are in other groups of replicas."""
 
-    def __init__(self, module: nn.Module, ignored: set[str], mesh: ParallelMesh) -> None:
-        super().__init__(module, ignored, None, mesh)
+    def __init__(
+        self, module: nn.Module, ignored: set[str], mesh: ParallelMesh, shard: tuple[int, int] = (0, 1)
+    ) -> None:
+        super().__init__(module, ignored, None, mesh, shard)
         self._mesh = mesh
 
     def saves(self, entry: Entry, *, is_sharded: bool = False) -> bool:

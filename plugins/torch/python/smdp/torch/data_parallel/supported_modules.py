@@ -72,6 +72,11 @@ def refuse_what_takes_gradients(module: nn.Module, is_averaged_by_torch: Callabl
         if parameter.requires_grad and name not in ignored
     }
     for name, part in module.named_modules():
+        if type(part).__name__ == "ShardedDataParallel":
+            raise ValueError(
+                f"[smdp] DistributedDataParallel: {name or 'the module'} is a ShardedDataParallel, which"
+                " averages its gradients itself. Leave DistributedDataParallel out."
+            )
         if is_averaged_by_torch(part) and any(id(parameter) in averaged for parameter in part.parameters()):
             raise ValueError(
                 f"[smdp] DistributedDataParallel: {name or 'the module'} is already wrapped in torch's"

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from smdp.torch.mesh.cuts import cut_of, mark_cut
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule, live
 from smdp.torch.pipelining.tensors.values import weight_of
 from smdp.torch.precision.norms import NormTable
+from smdp.torch.sharded_parameters.gradient_norm import scale_gradients, total_norm
 
 
 def clip_grad_norm_(
@@ -29,9 +31,9 @@ def clip_grad_norm_(
     parts of it must call this function.
 
     Args:
-        parameters: The result of `smdp.torch.pipeline()` or `smdp.torch.tensor_parallel()`, or its
-            parameters. The parameters of any other model are clipped as torch does, and their gradients may
-            be sparse.
+        parameters: A `ShardedDataParallel`, the result of `smdp.torch.pipeline()` or
+            `smdp.torch.tensor_parallel()`, or its parameters. The parameters of any other model are clipped
+            as torch does, and their gradients may be sparse.
         max_norm: The largest norm, above 0.
         norm_type: The order of the norm, as in torch; "inf" for the largest absolute value.
         error_if_nonfinite: Whether to raise an error if the norm is infinite or NaN.
@@ -49,7 +51,9 @@ def clip_grad_norm_(
         parameters = parameters.parameters()
     own = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     pipe = pipe or _pipe_of(own)
-    if pipe is None:
+    if pipe is None and any(isinstance(one, DTensor) for one in own):
+        total = total_norm(own, float(norm_type))
+    elif pipe is None:
         cut = next(filter(None, map(cut_of, own)), None)
         own = [_with_dense_gradient(parameter) for parameter in own]
         if cut is None:
@@ -62,7 +66,7 @@ def clip_grad_norm_(
             f"[smdp] the norm of order {norm_type} of the gradients is {float(total)} and cannot be clipped"
             f" to {max_norm}. Look for an overflow, or pass error_if_nonfinite=False."
         )
-    torch.nn.utils.clip_grads_with_norm_(own, max_norm, total, foreach)
+    scale_gradients(own, max_norm, total, foreach)
     return total
 
 

@@ -44,6 +44,11 @@ def check_model(model: object) -> None:
     Raises:
         ValueError: It does not.
     """
+    if type(model).__name__ == "ShardedDataParallel":
+        raise ValueError(
+            "[smdp] ShardedOptimizer: the model is a ShardedDataParallel, whose optimizer has this rank's"
+            " shard of the state already. Use the optimizer without ShardedOptimizer."
+        )
     if not callable(getattr(model, "averaged_gradients", None)):
         raise ValueError(
             f"[smdp] ShardedOptimizer got a {type(model).__name__}, but needs a model wrapped in"

@@ -18,6 +18,7 @@ _WRAPPERS = {
     "DistributedDataParallel": "Divide the model first, then wrap it in DistributedDataParallel.",
     "DataParallel": "Divide the model first; smdp.torch.DistributedDataParallel replaces DataParallel.",
     "FullyShardedDataParallel": "Divide the model first, and use smdp's ShardedOptimizer for its states.",
+    "ShardedDataParallel": "Divide the model first, then wrap it in ShardedDataParallel.",
     "OptimizedModule": "Divide the model first, then call torch.compile().",
     "ScriptModule": "Divide the model before torch.jit sees it.",
     "PipelinedModule": "Divide the model first, then call pipeline().",

@@ -34,6 +34,7 @@ _WRAPPERS = {
     "DistributedDataParallel": "model.module; gradients of replicas are averaged in any case",
     "DataParallel": "model.module; gradients of replicas are averaged in any case",
     "FullyShardedDataParallel": "model.module; each rank keeps only the parameters of its own stages",
+    "ShardedDataParallel": "the model before it was wrapped; ShardedOptimizer shards the states of replicas",
     "FSDPModule": "the model before fully_shard(); each rank keeps only the parameters of its own stages",
     "OptimizedModule": "model._orig_mod",
     "AveragedModel": "model.module; average the module that is returned instead",

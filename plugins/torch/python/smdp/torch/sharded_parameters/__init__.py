@@ -1,0 +1,1 @@
+"""`ShardedDataParallel`: parameters, gradients and optimizer state that are distributed over ranks."""
