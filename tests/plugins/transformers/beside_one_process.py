@@ -43,6 +43,37 @@ def farthest(model: Any, alone: Any, family: str, steps: int) -> tuple[float, fl
     return far_loss, far_gradient
 
 
+def farthest_in_pipeline(pipe: Any, alone: Any, family: str, steps: int) -> tuple[float, float]:
+    """Trains a pipeline of two microbatches and the same model in one process, both without dropout.
+
+    Returns:
+        See farthest().
+    """
+    expected = dict(alone.named_parameters())
+    optimizers = [
+        torch.optim.SGD(each.parameters(), 1e-2, momentum=0.9, foreach=False) for each in (pipe, alone)
+    ]
+    far_loss = far_gradient = 0.0
+    for step in range(steps):
+        torch.manual_seed(step)
+        inputs = inputs_of(family, 4)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = pipe.train_step(inputs).item()
+        for half in (slice(0, 2), slice(2, 4)):
+            part = {name: each[half] if isinstance(each, Tensor) else each for name, each in inputs.items()}
+            one = alone(**part).loss / 2
+            one.backward()
+            loss -= one.item()
+        far_loss = max(far_loss, abs(loss))
+        far_gradient = max(
+            far_gradient, *(_far(each, expected[name].grad, name) for name, each in pipe.named_parameters())
+        )
+        for optimizer in optimizers:
+            optimizer.step()
+    return far_loss, far_gradient
+
+
 def _far(parameter: Any, whole: Tensor | None, name: str) -> float:
     gradient = parameter.grad
     if whole is None or gradient is None:
