@@ -31,7 +31,6 @@ KEYWORDS = (
     "alibi_bias_max",
     "initializer_range",
     "use_normal_initialization",
-    "optimize",
 )
 
 
