@@ -95,12 +95,14 @@ class LMHead(nn.Module):
         self.position_embedding = nn.Embedding(positions, sizes[2])
         self.token_type_embedding = nn.Embedding(2, sizes[2])
         self.transformer = Transformer(layers, True, False, causal, False, sizes)
+        self.lm_head = nn.Linear(sizes[2], vocabulary, bias=False)
+        self.lm_head.weight = self.word_embedding.weight
         self.causal = causal
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         places = torch.arange(ids.shape[1])
         hidden = self.word_embedding(ids) + self.position_embedding(places) + self.token_type_embedding(types)
         hidden = self.transformer(hidden, mask[:, None, None, :] * LOWEST)
-        logits = F.linear(hidden, self.word_embedding.weight)
+        logits = self.lm_head(hidden)
         shown, wanted = (logits[:, :-1], labels[:, 1:]) if self.causal else (logits, labels)
         return F.cross_entropy(shown.flatten(0, 1), wanted.flatten()), logits

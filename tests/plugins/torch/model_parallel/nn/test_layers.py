@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from plain_transformers import LOWEST, Attention, Layer, LMHead, Output, Transformer
+from plain_transformers import LOWEST, Attention, Layer, Output, Transformer
 from torch import Tensor, nn
 from torch_spawn import run
 

@@ -19,6 +19,9 @@ class DistributedModule(Divided):
         ValueError: smp.init() has not been called.
     """
 
+    # Pipelines must not run the forward between stages, because its collectives need the ranks of one stage.
+    is_whole_unit = True
+
     def __init__(self) -> None:
         super().__init__()
         self.tensor_axis = state.running.axis

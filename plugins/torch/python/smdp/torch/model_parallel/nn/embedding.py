@@ -95,7 +95,12 @@ class DistributedEmbedding(DistributedModule):
             input: Tokens, (batch, ...). All ranks of the group have the same shape.
         """
         tokens = input if self._skip_allgather else self.layout.enter_whole(input)
-        found = F.embedding(
+        found = self.columns(tokens)
+        return found if self._skip_scatter_and_merge else self.layout.leave(found)
+
+    def columns(self, tokens: Tensor) -> Tensor:
+        """Returns this rank's columns of the rows of tokens."""
+        return F.embedding(
             tokens,
             self.weight,
             self.padding_idx,
@@ -104,7 +109,6 @@ class DistributedEmbedding(DistributedModule):
             self.scale_grad_by_freq,
             self.sparse,
         )
-        return found if self._skip_scatter_and_merge else self.layout.leave(found)
 
     def extra_repr(self) -> str:
         """Returns the sizes of the whole embedding."""

@@ -25,7 +25,9 @@ class DistributedLayerNorm(DistributedModule):
         elementwise_affine: Whether there are a weight and a bias.
         bias: Whether there is a bias.
         _layout: The layout of the samples of all ranks, inside of another distributed module. None: the norm
-            is called with this rank's samples.
+            is called with this rank's samples, and returns them.
+        _enters: Whether it is called with this rank's samples inside of another module.
+        _leaves: Whether it returns this rank's samples inside of another module.
 
     Raises:
         ValueError: There are several dimensions, or the width is not divisible by `tensor_parallel_degree`.
@@ -41,6 +43,8 @@ class DistributedLayerNorm(DistributedModule):
         elementwise_affine: bool = True,
         bias: bool = True,
         _layout: Layout | None = None,
+        _enters: bool = False,
+        _leaves: bool = False,
     ) -> None:
         super().__init__()
         shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
@@ -51,7 +55,10 @@ class DistributedLayerNorm(DistributedModule):
             )
         self.eps = eps
         self.layout = _layout or Layout.of_job()
-        self._enters = _layout is None
+        is_alone = _layout is None
+        # A norm of whole samples alone needs no other rank.
+        self._enters = _enters or (is_alone and self.layout.is_split)
+        self._leaves = _leaves or (is_alone and self.layout.is_split)
         self._width = shape[0]
         if self.layout.is_split:
             check_divisible("normalized_shape", self._width, self.layout.size)
@@ -61,15 +68,17 @@ class DistributedLayerNorm(DistributedModule):
             with torch.no_grad():
                 if self.layout.is_split:
                     self.keep_slice(name, 0)
-                elif not self._enters:
+                elif not is_alone:
                     self.keep_whole(name)
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns normalized values of the shape and dtype of the input."""
-        layout = self.layout
-        if not layout.is_split or layout.size == 1:
-            return F.layer_norm(input, (self._width,), self.weight, self.bias, self.eps)
-        return layout.leave(self._of_slice(layout.enter(input))) if self._enters else self._of_slice(input)
+        found = self.layout.enter(input) if self._enters else input
+        if self.layout.is_split and self.layout.size > 1:
+            found = self._of_slice(found)
+        else:
+            found = F.layer_norm(found, (self._width,), self.weight, self.bias, self.eps)
+        return self.layout.leave(found) if self._leaves else found
 
     def _of_slice(self, tensor: Tensor) -> Tensor:
         """Returns this rank's slice, normalized. The squares are summed around each rank's own mean."""

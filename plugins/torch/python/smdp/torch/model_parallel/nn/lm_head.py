@@ -6,13 +6,11 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from smdp.torch.model_parallel.nn.arguments import checked_tuple
-from smdp.torch.model_parallel.nn.attention import entered_mask
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
-from smdp.torch.model_parallel.nn.dropout import LayerDropout, needs_dropout
-from smdp.torch.model_parallel.nn.embedding import DistributedEmbedding
+from smdp.torch.model_parallel.nn.ends import EnteringEmbedding, WidthHead
 from smdp.torch.model_parallel.nn.initial_values import same_random_numbers
 from smdp.torch.model_parallel.nn.layout import Layout
 from smdp.torch.model_parallel.nn.transformer import DistributedTransformer
@@ -50,6 +48,8 @@ class DistributedTransformerLMHead(DistributedModule):
         ValueError: A size is not divisible by `tensor_parallel_degree`, or there is no layer norm.
     """
 
+    is_whole_unit = False
+
     def __init__(
         self,
         num_layers: int = 12,
@@ -81,18 +81,10 @@ class DistributedTransformerLMHead(DistributedModule):
         self.layout = layout = Layout.of_job()
         self.add_lm_head, self.add_cross_attention = add_lm_head, add_cross_attention
         self.vocab_size, self.is_causal = vocab_size, causal_mask_size is not None
-        self.embedding_dropout_prob = (
-            hidden_dropout_prob if embedding_dropout_prob is None else embedding_dropout_prob
-        )
+        embedding_dropout = hidden_dropout_prob if embedding_dropout_prob is None else embedding_dropout_prob
 
-        def embedding(rows: int) -> DistributedEmbedding:
-            return DistributedEmbedding(
-                rows,
-                hidden_size,
-                initializer_range=initializer_range,
-                _skip_allgather=True,
-                _skip_scatter_and_merge=True,
-            )
+        def embedding(rows: int) -> EnteringEmbedding:
+            return EnteringEmbedding(rows, hidden_size, layout, initializer_range)
 
         with same_random_numbers(self.tensor_axis):
             self.word_embedding = embedding(vocab_size)
@@ -115,11 +107,14 @@ class DistributedTransformerLMHead(DistributedModule):
                 pre_layernorm,
                 post_layernorm,
                 _layout=layout,
+                _leaves=not add_lm_head,
+                _input_dropout_prob=embedding_dropout,
                 **options,
             )
-            self.lm_head = None
-            if add_lm_head and not tie_input_output_embedding:
-                self.lm_head = _Head(hidden_size, vocab_size, initializer_range, use_lm_head_bias)
+            if add_lm_head:
+                tied = self.word_embedding.weight if tie_input_output_embedding else None
+                size = (hidden_size, vocab_size)
+                self.lm_head = WidthHead(*size, layout, initializer_range, tied, has_bias=use_lm_head_bias)
 
     def forward(self, inputs: tuple[Any, ...]) -> Any:
         """Returns logits for this rank's samples, and the loss before them if there are labels.
@@ -141,17 +136,15 @@ class DistributedTransformerLMHead(DistributedModule):
             names = [*names[:-1], "cross_states", "cross_states", "cross_mask", "labels"]
         ids, mask, types, positions, *others = checked_tuple(self, inputs, names)
         labels = others[-1]
-        layout = self.layout
         hidden = self._embedded(ids, types, positions)
-        mask = entered_mask(_added(mask, hidden.dtype), layout, ids)
+        mask = _added(mask, hidden.dtype)
         given: tuple[Any, ...] = (hidden, mask)
         if self.add_cross_attention:
-            cross_mask = entered_mask(_added(others[2], hidden.dtype), layout, ids)
-            given = (hidden, layout.enter(others[0]), mask, cross_mask)
+            given = (hidden, others[0], mask, _added(others[2], hidden.dtype))
         hidden = self.transformer(given)[0]
         if not self.add_lm_head:
-            return layout.leave(hidden)
-        logits = self._logits(hidden)
+            return hidden
+        logits = self.lm_head(hidden)
         if labels is None:
             return logits
         if self.is_causal:
@@ -159,44 +152,14 @@ class DistributedTransformerLMHead(DistributedModule):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits
 
     def _embedded(self, ids: Tensor, types: Tensor | None, positions: Tensor | None) -> Tensor:
-        layout = self.layout
-        found = self.word_embedding(layout.enter_whole(ids))
+        found = self.word_embedding(ids)
         if self.position_embedding is not None:
             if positions is None:
                 positions = torch.arange(ids.shape[-1], device=ids.device).unsqueeze(0)
-            elif positions.shape[0] == ids.shape[0]:
-                positions = layout.enter_whole(positions)
-            found = found + self.position_embedding(positions)
+            found = found + self.position_embedding(positions, is_same=positions.shape[0] != ids.shape[0])
         if self.token_type_embedding is not None:
-            types = torch.zeros_like(ids) if types is None else types
-            found = found + self.token_type_embedding(layout.enter_whole(types))
-        if not layout.is_split:
-            found = layout.joined(found)
-        is_dropping = needs_dropout(self.training, self.embedding_dropout_prob)
-        dropout = LayerDropout(layout, found, is_training=is_dropping)
-        return dropout(found, self.embedding_dropout_prob, is_slice=layout.is_split)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        layout = self.layout
-        if not layout.is_split:
-            hidden = layout.sliced(hidden)
-        head: Any = self.word_embedding if self.lm_head is None else self.lm_head
-        found = layout.sum_and_leave(F.linear(hidden, cast("Tensor", head.weight)))
-        return found if self.lm_head is None or self.lm_head.bias is None else found + self.lm_head.bias
-
-
-class _Head(DistributedModule):
-    """A head that is divided by width, with a whole bias."""
-
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-
-    def __init__(self, inputs: int, outputs: int, deviation: float, has_bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs).normal_(0.0, deviation))
-        self.bias = nn.Parameter(torch.zeros(outputs)) if has_bias else None
-        with torch.no_grad():
-            self.keep_slice("weight", 1)
+            found = found + self.token_type_embedding(torch.zeros_like(ids) if types is None else types)
+        return cast("Tensor", found)
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

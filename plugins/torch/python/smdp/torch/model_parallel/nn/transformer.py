@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
 from smdp.torch.model_parallel.nn.initial_values import same_random_numbers
 from smdp.torch.model_parallel.nn.layer_norm import DistributedLayerNorm
 from smdp.torch.model_parallel.nn.layout import Layout
-from smdp.torch.model_parallel.nn.transformer_layer import DistributedTransformerLayer, entered_inputs
+from smdp.torch.model_parallel.nn.transformer_layer import DistributedTransformerLayer, LayerPlace
 
 
 class DistributedTransformer(DistributedModule):
@@ -40,7 +41,9 @@ class DistributedTransformer(DistributedModule):
         alibi_bias_max: See above.
         layer_options: Further keyword arguments of each layer, one dict per layer. None: there are none.
         _layout: The layout inside of another distributed module. None: the transformer is called with this
-            rank's samples.
+            rank's samples, and returns them.
+        _leaves: Whether the result has this rank's samples inside of another module.
+        _input_dropout_prob: Dropout of the input.
         **options: Further keyword arguments of all layers.
 
     Attributes:
@@ -49,6 +52,8 @@ class DistributedTransformer(DistributedModule):
     Raises:
         ValueError: A size is not divisible by `tensor_parallel_degree`, or there is no layer norm.
     """
+
+    is_whole_unit = False
 
     def __init__(
         self,
@@ -72,11 +77,27 @@ class DistributedTransformer(DistributedModule):
         *,
         layer_options: list[dict[str, Any]] | None = None,
         _layout: Layout | None = None,
+        _leaves: bool = False,
+        _input_dropout_prob: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"[smdp] num_layers = {num_layers} is not valid; allowed: at least 1")
         self.layout = layout = _layout or Layout.of_job()
-        self._enters = _layout is None
+        has_first_norm = pre_layernorm and post_layernorm
+        enters, leaves = _layout is None, _layout is None or _leaves
+
+        def place(number: int) -> LayerPlace:
+            is_first, is_last = number == 0, number == num_layers - 1
+            return LayerPlace(
+                layout,
+                enters=is_first and enters and not has_first_norm,
+                enters_others=is_first,
+                leaves=is_last and leaves and not pre_layernorm,
+                input_dropout_prob=_input_dropout_prob if is_first else 0.0,
+            )
+
         self.add_cross_attention = add_cross_attention
         with same_random_numbers(self.tensor_axis):
             self.seq_layers = nn.Sequential(
@@ -98,17 +119,18 @@ class DistributedTransformer(DistributedModule):
                         post_layernorm,
                         use_alibi,
                         alibi_bias_max,
-                        _layout=layout,
+                        _place=place(number),
                         **(options | (layer_options[number] if layer_options else {})),
                     )
                     for number in range(num_layers)
                 )
             )
-        self._has_norms = pre_layernorm and post_layernorm, pre_layernorm
-        if pre_layernorm and post_layernorm:
-            self.pre_layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon, _layout=layout)
+        self._has_norms = has_first_norm, pre_layernorm
+        norm = functools.partial(DistributedLayerNorm, hidden_size, layernorm_epsilon, _layout=layout)
+        if has_first_norm:
+            self.pre_layernorm = norm(_enters=enters)
         if pre_layernorm:
-            self.layernorm = DistributedLayerNorm(hidden_size, layernorm_epsilon, _layout=layout)
+            self.layernorm = norm(_leaves=leaves)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments with new hidden states.
@@ -123,10 +145,6 @@ class DistributedTransformer(DistributedModule):
         if self.add_cross_attention:
             names = ["hidden_states", "cross_states", "attention_mask", "cross_mask"]
         given = checked_tuple(self, inputs, names)
-        entered = entered_inputs(given, self.layout) if self._enters else given
-        if self._has_norms[0]:
-            entered = (self.pre_layernorm(entered[0]), *entered[1:])
-        hidden = cast("Tensor", self.seq_layers(entered)[0])
-        if self._has_norms[1]:
-            hidden = self.layernorm(hidden)
-        return (self.layout.leave(hidden) if self._enters else hidden, *given[1:])
+        hidden = self.pre_layernorm(given[0]) if self._has_norms[0] else given[0]
+        hidden = cast("Tensor", self.seq_layers((hidden, *given[1:]))[0])
+        return (self.layernorm(hidden) if self._has_norms[1] else hidden, *given[1:])

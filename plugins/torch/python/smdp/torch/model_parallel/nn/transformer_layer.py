@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -9,9 +10,29 @@ from torch import Tensor
 from smdp.torch.model_parallel.nn.arguments import check_norms, checked_tuple
 from smdp.torch.model_parallel.nn.attention import DistributedAttentionLayer, entered_mask
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
+from smdp.torch.model_parallel.nn.dropout import LayerDropout, needs_dropout
 from smdp.torch.model_parallel.nn.initial_values import same_random_numbers
 from smdp.torch.model_parallel.nn.layout import Layout
 from smdp.torch.model_parallel.nn.transformer_output import DistributedTransformerOutputLayer
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """What a layer does at its place within a transformer, besides its own work.
+
+    Attributes:
+        layout: The layout of activations.
+        enters: Whether the hidden states are this rank's samples.
+        enters_others: Whether the masks and the cross states are this rank's samples.
+        leaves: Whether the result has this rank's samples.
+        input_dropout_prob: Dropout of the input.
+    """
+
+    layout: Layout
+    enters: bool
+    enters_others: bool
+    leaves: bool
+    input_dropout_prob: float = 0.0
 
 
 class DistributedTransformerLayer(DistributedModule):
@@ -38,8 +59,7 @@ class DistributedTransformerLayer(DistributedModule):
         fp32_residual_addition: Whether the feed-forward part adds the residual in fp32.
         parallel_branches: Whether both parts get the input, normalized once, as in GPT-J.
         attention_options: Further keyword arguments of `DistributedAttentionLayer`.
-        _layout: The layout inside of another distributed module. None: the layer is called with this rank's
-            samples.
+        _place: The place within a transformer. None: the layer is called with this rank's samples.
 
     Raises:
         ValueError: A size is not divisible by `tensor_parallel_degree`, or there is no layer norm.
@@ -67,12 +87,13 @@ class DistributedTransformerLayer(DistributedModule):
         fp32_residual_addition: bool = False,
         parallel_branches: bool = False,
         attention_options: dict[str, Any] | None = None,
-        _layout: Layout | None = None,
+        _place: LayerPlace | None = None,
     ) -> None:
         super().__init__()
         check_norms(pre_layernorm, post_layernorm)
-        self.layout = layout = _layout or Layout.of_job()
-        self._enters = _layout is None
+        self._is_alone = _place is None
+        self.place = _place or LayerPlace(Layout.of_job(), True, True, True)
+        layout = self.place.layout
         self.parallel_branches = parallel_branches
         common: dict[str, Any] = {
             "hidden_dropout_prob": hidden_dropout_prob,
@@ -120,10 +141,22 @@ class DistributedTransformerLayer(DistributedModule):
         if self.cross_attention is not None:
             names = ["hidden_states", "cross_states", "attention_mask", "cross_mask"]
         given = checked_tuple(self, inputs, names)
-        if not self._enters:
-            return (self.inside(*given), *given[1:])
-        entered = entered_inputs(given, self.layout)
-        return (self.layout.leave(self.inside(*entered)), *given[1:])
+        layout, place = self.place.layout, self.place
+        half = len(given) // 2
+        hidden, states, masks = given[0], given[1:half], given[half:]
+        if place.enters_others:
+            masks = tuple(entered_mask(each, layout, hidden) for each in masks)
+            states = tuple(layout.enter(each) for each in states)
+        if place.enters:
+            hidden = layout.enter(hidden)
+        if place.input_dropout_prob:
+            is_dropping = needs_dropout(self.training, place.input_dropout_prob)
+            dropout = LayerDropout(layout, hidden, is_training=is_dropping)
+            hidden = dropout(hidden, place.input_dropout_prob, is_slice=layout.is_split)
+        hidden = self.inside(hidden, *states, *masks)
+        if place.leaves:
+            hidden = layout.leave(hidden)
+        return (hidden, *given[1:]) if self._is_alone else (hidden, *states, *masks)
 
     def inside(self, hidden: Tensor, *others: Any) -> Tensor:
         """Returns new hidden states for the samples of all ranks, which the arguments are."""
@@ -135,11 +168,3 @@ class DistributedTransformerLayer(DistributedModule):
         cross, mask, cross_mask = others
         hidden = self.attention((hidden, mask))
         return self.output(self.cross_attention((hidden, cross, cross_mask)))  # type: ignore[no-any-return]
-
-
-def entered_inputs(given: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
-    """Returns the arguments of a layer for the samples of all ranks."""
-    hidden = given[0]
-    states = [layout.enter(each) for each in given[: len(given) // 2]]
-    masks = [entered_mask(each, layout, hidden) for each in given[len(given) // 2 :]]
-    return (*states, *masks)
