@@ -33,7 +33,7 @@ class DistributedModule(Divided):
             name: The parameter's name.
             dim: The dimension that is divided. Its size is a multiple of the number of ranks.
         """
-        parameter = self._parameters[name]
+        parameter = self._parameters.get(name)
         if parameter is None or self.tensor_axis.size == 1:
             return
         axis, shape = self.tensor_axis, tuple(parameter.shape)
@@ -41,7 +41,7 @@ class DistributedModule(Divided):
 
     def keep_whole(self, name: str) -> None:
         """Marks a parameter that all ranks hold, and that sees the samples of all ranks of the group."""
-        parameter = self._parameters[name]
+        parameter = self._parameters.get(name)
         if parameter is not None:
             mark_average(parameter, "rdp")
 

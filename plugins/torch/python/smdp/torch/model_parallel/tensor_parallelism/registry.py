@@ -12,13 +12,20 @@ from torch import nn
 
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
 from smdp.torch.model_parallel.nn.embedding import DistributedEmbedding
+from smdp.torch.model_parallel.nn.huggingface import bert, gpt2, gptj, gptneo, roberta
+from smdp.torch.model_parallel.nn.huggingface.calls import substitute
+from smdp.torch.model_parallel.nn.huggingface.families import Family
 from smdp.torch.model_parallel.nn.linear import DistributedLinear
+from smdp.torch.model_parallel.nn.lm_head import DistributedTransformerLMHead
+from smdp.torch.model_parallel.nn.transformer import DistributedTransformer
+from smdp.torch.model_parallel.nn.transformer_layer import DistributedTransformerLayer
 from smdp.torch.model_parallel.tensor_parallelism.marks import accept_keywords
 
 M = TypeVar("M", bound=type)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _INIT = "_smp_init_arguments"
+_STACK = (DistributedTransformerLMHead, DistributedTransformer, DistributedTransformerLayer)
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class Substitution:
         return_hook: Returns the module's result, given that of the substitute. None: the same.
         widths: Returns the sizes of a module that must be divisible by the degree, by name.
         translate: A pair of functions that translate state dicts to and from the names of the module.
+        call: Calls the substitute with the arguments of the module's forward, given the substitute, its own
+            forward, and the arguments. None: the hooks do.
+        problem: Returns why a module is not supported, or None.
         copies: Whether `make` takes the values of the module.
     """
 
@@ -42,6 +52,8 @@ class Substitution:
     widths: Callable[[Any], dict[str, int]] = lambda module: {}
     translate: tuple[Callable[..., Any], Callable[..., Any]] | None = None
     copies: bool = False
+    call: Callable[..., Any] | None = None
+    problem: Callable[[Any], str | None] = lambda module: None
 
 
 _BUILT_IN: dict[type, Substitution] = {
@@ -140,7 +152,38 @@ def substitution_of(module: nn.Module) -> Substitution | None:
     kind = type(module)
     if kind in _registered:
         return _registered[kind] if hasattr(module, _INIT) else None
-    return _BUILT_IN.get(kind)
+    return _BUILT_IN.get(kind) or _of_transformers(kind)
+
+
+@functools.cache
+def _of_transformers(kind: type) -> Substitution | None:
+    """Returns how a class of transformers is replaced, by its name, so that the package is not imported."""
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    known: dict[str, Family] = {}
+    for model in (bert, gpt2, gptj, gptneo, roberta):
+        known |= model.CLASSES
+    family = known.get(kind.__name__)
+    if family is None:
+        return None
+    names = {name for each in _STACK for name in _keywords(each)}
+
+    def make(module: Any, options: Mapping[str, Any]) -> nn.Module:
+        own = {name: value for name, value in options.items() if name in names}
+        made: nn.Module = substitute(
+            module, lambda: family.substitute(**family.arguments(module) | own), family.to_ours
+        )
+        return made
+
+    return Substitution(
+        family.substitute,
+        make,
+        widths=lambda module: family.widths(module.config),
+        translate=(family.to_theirs, family.to_ours),
+        copies=True,
+        call=family.caller(kind.forward),  # type: ignore[attr-defined]
+        problem=lambda module: family.problem(module.config),
+    )
 
 
 def _check(dist_module: Any, *hooks: Any) -> None:

@@ -75,26 +75,32 @@ def _substitute(module: nn.Module, found: Substitution) -> nn.Module:
         # The partition by hand, and similar marks.
         if name.startswith("_smp_") and name not in vars(made):
             object.__setattr__(made, name, value)
-    if found.forward_hook is not None or found.return_hook is not None:
-        made._smp_hooks = found.forward_hook, found.return_hook
-        made.__class__ = _hooked(type(made))
+    call = found.call
+    if call is None and (found.forward_hook or found.return_hook):
+        call = functools.partial(_call_with_hooks, found)
+    if call is not None:
+        made._smp_call = call
+        made.__class__ = _called_like_before(type(made))
     return made  # type: ignore[no-any-return]
 
 
 @functools.cache
-def _hooked(kind: Any) -> Any:
+def _called_like_before(kind: Any) -> Any:
     """Returns a class whose forward takes the arguments of the replaced module and returns its results."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, after = self._smp_hooks
-        if before is not None:
-            args, kwargs = before(*args, **kwargs)
-        found = kind.forward(self, *args, **kwargs)
-        return found if after is None else after(found)
+        return self._smp_call(self, functools.partial(kind.forward, self), args, kwargs)
 
     made = type(kind.__name__, (kind,), {"forward": forward})
     made.__module__ = kind.__module__
     return made
+
+
+def _call_with_hooks(found: Substitution, module: Any, forward: Any, args: Any, kwargs: Any) -> Any:
+    if found.forward_hook is not None:
+        args, kwargs = found.forward_hook(*args, **kwargs)
+    result = forward(*args, **kwargs)
+    return result if found.return_hook is None else found.return_hook(result)
 
 
 def _chosen(model: nn.Module) -> tuple[dict[str, tuple[nn.Module, Substitution]], dict[str, str]]:
@@ -128,6 +134,9 @@ def _chosen(model: nn.Module) -> tuple[dict[str, tuple[nn.Module, Substitution]]
 def _reason(module: nn.Module, found: Substitution, holders: Mapping[int, list[nn.Module]]) -> str | None:
     """Returns why a module cannot be replaced, or None."""
     size = state.running.axis.size
+    problem = found.problem(module)
+    if problem is not None:
+        return problem
     for name, width in found.widths(module).items():
         if width % size != 0:
             return f"{name} = {width} is not divisible by tensor_parallel_degree = {size}"
