@@ -138,7 +138,7 @@ ROOMS: dict[str, set[str]] = {
     "sharding": {"data_parallel", "forward_waits", "mesh", "offload", "optimizers", "process_group"},
     "sharded_parameters": {"forward_waits", "initialization", "mesh", "process_group"},
     "pipelining.tensors": {"mesh", "process_group"},
-    "pipelining.units": {"pipelining.tensors"},
+    "pipelining.units": {"pipelining.tensors", "mesh"},
     "recompute": {"mesh", "pipelining.units", "tensor_parallelism"},
     "pipelining.ghosts": {"pipelining.tensors", "pipelining.units"},
     "pipelining.analysis": {"pipelining.tensors", "pipelining.units", "pipelining.ghosts", "recompute"},
@@ -163,10 +163,19 @@ ROOMS: dict[str, set[str]] = {
     | {"sharded_parameters", "sharding"}
     | {"optimizers", "mesh"},
     # SMP's API.
-    "model_parallel.job": {"pipelining.transfers", "mesh"},
+    "model_parallel.job": {"pipelining.transfers", "mesh", "tensor_parallelism"},
+    "model_parallel.nn": {"model_parallel.job", "tensor_parallelism", "mesh", "initialization"},
+    "model_parallel.tensor_parallelism": {
+        "model_parallel.job",
+        "model_parallel.nn",
+        "tensor_parallelism",
+        "mesh",
+        "initialization",
+    },
     "model_parallel.modules": _BELOW_ENGINE
     | {"model_parallel.job", "pipelining.engine", "pipelining.pipelined", "pipelining.state_dicts"}
-    | {"data_parallel", "initialization", "mesh"},
+    | {"model_parallel.nn", "model_parallel.tensor_parallelism"}
+    | {"data_parallel", "initialization", "mesh", "tensor_parallelism"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
     | {"precision", "recompute", "sharding", "mesh", "optimizers"},

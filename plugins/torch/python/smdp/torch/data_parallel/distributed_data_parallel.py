@@ -111,7 +111,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             raise TypeError(
                 f"[smdp] DistributedDataParallel got a {type(module).__name__} in place of a torch.nn.Module."
             )
-        if (mesh := mesh_of_slices(module.parameters())) is not None:
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        averaged = [each for name, each in module.named_parameters() if name not in ignored]
+        if (mesh := mesh_of_slices(averaged)) is not None:
             choose_replicas(given.arguments, mesh)
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         synchronizes = given.arguments.pop("init_sync", True)

@@ -58,12 +58,18 @@ from smdp.torch.model_parallel.modules.creation import (
     delay_param_initialization as delay_param_initialization,
 )
 from smdp.torch.model_parallel.modules.creation import model_creation as model_creation
-from smdp.torch.model_parallel.modules.creation import set_tensor_parallelism as set_tensor_parallelism
-from smdp.torch.model_parallel.modules.creation import tensor_parallelism as tensor_parallelism
 from smdp.torch.model_parallel.modules.distributed_model import DistributedModel as DistributedModel
 from smdp.torch.model_parallel.modules.first_call import is_tracing as is_tracing
 from smdp.torch.model_parallel.modules.manual_partition import partition as partition
 from smdp.torch.model_parallel.modules.manual_partition import set_partition as set_partition
+from smdp.torch.model_parallel.tensor_parallelism.marks import (
+    set_tensor_parallelism as set_tensor_parallelism,
+)
+from smdp.torch.model_parallel.tensor_parallelism.marks import tensor_parallelism as tensor_parallelism
+from smdp.torch.model_parallel.tensor_parallelism.registry import tp_register as tp_register
+from smdp.torch.model_parallel.tensor_parallelism.registry import (
+    tp_register_with_module as tp_register_with_module,
+)
 from smdp.torch.model_parallel.training import amp as amp
 from smdp.torch.model_parallel.training import patches as patches
 from smdp.torch.model_parallel.training.activation_checkpointing import (
@@ -176,6 +182,8 @@ __all__ = [
     "step",
     "tensor_parallelism",
     "tp_rank",
+    "tp_register",
+    "tp_register_with_module",
     "tp_size",
     "utils",
 ]

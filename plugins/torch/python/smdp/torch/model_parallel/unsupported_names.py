@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 TENSOR_PARALLELISM = "tensor parallelism"
 _LATER = {
-    "tp_register": TENSOR_PARALLELISM,
-    "tp_register_with_module": TENSOR_PARALLELISM,
     "sharded_data_parallel_checkpoint": "sharded data parallelism",
 }
 _OPTIMIZERS = "fused optimizers"

@@ -54,7 +54,8 @@ class Configuration:
         placement_strategy: "cluster", "spread", or a permutation of the letters D, P, T; see smdp.placement.
         auto_partition: Whether stages are chosen by cost instead of `smp.partition` and `default_partition`.
         default_partition: The stage of modules that no smp.partition or smp.set_partition places.
-        optimize: "memory" or "speed". For pipelines it only determines the default of `memory_weight`.
+        optimize: "memory" or "speed": whether distributed transformers divide all activations, or send less.
+            It also determines the default of `memory_weight`.
         memory_weight: From 0 (balance the seconds of stages) to 1 (balance their bytes). Default: 0.2 if
             `optimize` is "speed", otherwise 0.8.
         ddp: Whether the world may contain several replicas of the pipeline.
@@ -62,7 +63,10 @@ class Configuration:
         ddp_dist_backend: "auto" or "nccl"; smdp moves the data in either case.
         deterministic_server: Whether all ranks of a stage run the code around the model in the same order.
             Microbatches that wait for another rank's value then resume at fixed places of the schedule.
-        prescaled_batch: Has an effect only with tensor parallelism.
+        tensor_parallel_degree: Number of ranks over which distributed modules are divided; more than one
+            needs `ddp`.
+        prescaled_batch: Whether the ranks of a tensor-parallel group have the same samples, instead of each
+            its own.
         shard_optimizer_state: Whether replicas share the optimizer's state instead of each keeping it; needs
             `ddp`.
         skip_tracing: Whether the model is cut by bytes of parameters instead of measured times.
@@ -88,6 +92,7 @@ class Configuration:
     ddp_port: int | None = _key(None, validation.port)
     ddp_dist_backend: str = _key("auto", validation.one_of(["auto", "nccl"]))
     deterministic_server: bool = _key(False, validation.flag)
+    tensor_parallel_degree: int = _key(1, validation.count)
     prescaled_batch: bool = _key(False, validation.flag)
     shard_optimizer_state: bool = _key(False, validation.flag)
     skip_tracing: bool = _key(False, validation.flag)
@@ -97,7 +102,6 @@ class Configuration:
     virtual_stages: int | None = _key(None, validation.count)
     seed: int | None = _key(None, validation.seed)
 
-    tensor_parallel_degree: int = _later(1, validation.count, "tensor parallelism")
     offload_activations: bool = _later(False, validation.flag, "offloading of activations")
     fp16: bool = _later(False, validation.flag, "fp16 training with a master copy in fp32")
     fp16_params: bool = _later(False, validation.flag, "modules made in fp16")
@@ -220,6 +224,12 @@ def _check_together(values: Mapping[str, Any]) -> None:
             "[smdp] shard_optimizer_state = True and sharded_data_parallel_degree ="
             f" {values['sharded_data_parallel_degree']} exclude each other, because sharded data parallelism"
             " shards the optimizer's state as well. Remove shard_optimizer_state."
+        )
+    tensor = values.get("tensor_parallel_degree", 1)
+    if tensor > 1 and not values.get("ddp"):
+        raise ValueError(
+            f"[smdp] tensor_parallel_degree = {tensor} divides modules over data-parallel ranks, so `ddp` must"
+            " be set as well. Got ddp = False."
         )
     virtual = values.get("virtual_stages")
     info = schedules.schedule_info({**_defaults(values), **values}["schedule"])

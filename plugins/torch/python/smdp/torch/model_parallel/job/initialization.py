@@ -106,6 +106,8 @@ def _join(configuration: Configuration, launch: Launch | None, *, owns_default_g
                 f" {_difference(theirs, configuration)}; the configuration must be the same on all ranks"
             )
     mesh.make("mp", "dp", "pp", "tp", "rdp")
+    if configuration.tensor_parallel_degree > 1:
+        mesh.make_for_steps("tp", "rdp", "dp")
     # No rank may leave before all have created their groups, because torch's store may leave with it.
     dist.barrier(group=mesh.group("world"))
     core = mesh.group("world").core
@@ -126,7 +128,13 @@ def _check(configuration: Configuration, world_size: int) -> None:
         virtual_stages=configuration.virtual_stages or schedules.usual_virtual_stages(configuration.schedule),
         active_microbatches=configuration.active_microbatches,
     )
-    partitions = configuration.partitions
+    partitions, tensor = configuration.partitions, configuration.tensor_parallel_degree
+    if tensor > 1 and world_size % (partitions * tensor) != 0:
+        raise ValueError(
+            f"[smdp] partitions = {partitions} times tensor_parallel_degree = {tensor} does not divide the"
+            f" {world_size} rank(s) of this job; start a multiple of {partitions * tensor} processes, for"
+            f" example with `torchrun --nproc-per-node {partitions * tensor}`"
+        )
     if world_size % partitions != 0:
         allowed = ", ".join(str(number) for number in range(1, world_size + 1) if world_size % number == 0)
         raise ValueError(

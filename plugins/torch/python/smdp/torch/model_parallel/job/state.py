@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from smdp.placement import Placement
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.pipelining.transfers.transfers import Channel, Lane
+from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 Translation: TypeAlias = Callable[..., dict[str, Any]]
 
@@ -21,7 +23,7 @@ class ModuleRegister:
 
     Attributes:
         translate_functions: Pairs of functions that translate a state dict from SMP's names to Hugging Face's
-            names and back. Empty, because modules keep their names without tensor parallelism.
+            names and back, of the models that tensor parallelism has replaced.
     """
 
     translate_functions: list[tuple[Translation, Translation]] = field(default_factory=list)
@@ -47,6 +49,11 @@ class Job:
     local_size: int
     owns_default_group: bool
     calls: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=8))
+
+    @functools.cached_property
+    def axis(self) -> TensorAxis:
+        """The ranks of this rank's tensor-parallel group, as distributed modules see them."""
+        return TensorAxis(self.mesh)
 
     def messages(self) -> Channel:
         """Returns a channel for objects between any two ranks, to be used for one call."""

@@ -1,4 +1,4 @@
-"""Contexts in which models are created: without memory, or in a dtype; stubs for tensor parallelism."""
+"""Contexts in which models are created: without memory, in a dtype, or for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from smdp.torch.initialization.delayed_initialization import delayed_initialization
+from smdp.torch.model_parallel.tensor_parallelism import marks
 
 
 @contextlib.contextmanager
@@ -28,30 +28,23 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
-    """Has no effect, because tensor_parallel_degree is 1. Can also be used as a decorator."""
-    yield
-
-
-def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: Any) -> None:
-    """Has no effect, because tensor_parallel_degree is 1 and the module stays whole."""
-
-
-@contextlib.contextmanager
 def model_creation(
     tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **tensor_parallel_config: Any
 ) -> Iterator[None]:
     """Creates models without memory and in a dtype while the context is open.
 
     Args:
-        tensor_parallelism: Has no effect, because tensor_parallel_degree is 1.
+        tensor_parallelism: Whether the modules are marked as in `smp.tensor_parallelism`.
         dtype: Default dtype of the model's parameters. None: torch's default dtype.
-        **tensor_parallel_config: Has no effect.
+        **tensor_parallel_config: Arguments for `smp.tensor_parallelism`; ignored if that is off.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
-        with delayed_initialization():
+        with contextlib.ExitStack() as stack:
+            if tensor_parallelism:
+                stack.enter_context(marks.tensor_parallelism(**tensor_parallel_config))
+            stack.enter_context(delayed_initialization())
             yield
     finally:
         torch.set_default_dtype(before)

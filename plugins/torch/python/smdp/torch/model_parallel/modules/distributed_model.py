@@ -17,6 +17,7 @@ from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.job.collective_calls import enter
 from smdp.torch.model_parallel.job.state import state
+from smdp.torch.model_parallel.modules.averages_by_class import classify
 from smdp.torch.model_parallel.modules.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.modules.model_options import check_options
 from smdp.torch.model_parallel.modules.model_state import ModelState
@@ -26,7 +27,9 @@ from smdp.torch.model_parallel.modules.partitions import Partitions
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 from smdp.torch.model_parallel.modules.step_inputs import StepInputs
 from smdp.torch.model_parallel.modules.whole_model import Wrapped, gathered_again
+from smdp.torch.model_parallel.tensor_parallelism.replacement import replace_marked
 from smdp.torch.pipelining.pipelined.pipelining import check_model
+from smdp.torch.tensor_parallelism.whole_state_dicts import accept_whole_state
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +90,10 @@ class DistributedModel(ModelState):
         check_model(module, SMP)
         check_options(trace_device, trace_execution_times, backward_passes_per_step)
         super().__init__()
+        module = replace_marked(module)
+        if configuration.tensor_parallel_degree > 1:
+            classify(module)
+            accept_whole_state(module)
         self.training = module.training
         self.__dict__["_model"] = module
         # Shares the model's children instead of registering the model, so that names stay the same.
@@ -108,7 +115,7 @@ class DistributedModel(ModelState):
             mesh = state.running.mesh
             self._body = SinglePartition(
                 module,
-                mesh.group("dp") if len(mesh.ranks("dp")) > 1 else None,
+                mesh,
                 passes_per_step=backward_passes_per_step,
                 is_mean=average_grads_across_microbatches,
                 # Omitted if it is the default, because torch 2.13 and later warn about this argument.

@@ -1,4 +1,4 @@
-"""Queries about modules distributed by tensor parallelism; there are none, because its degree is 1."""
+"""Queries about modules distributed by tensor parallelism, and about their parameters."""
 
 from __future__ import annotations
 
@@ -6,36 +6,45 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from smdp.torch.mesh.averages import average_of
+from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.model_parallel.modules.local_part import LocalPart
+from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
 
 
 class DistributedParts(LocalPart):
-    """Answers queries about distributed modules, whose gradients SMP reduces in a separate group."""
+    """Answers queries about distributed modules, whose gradients are averaged in a separate group."""
 
     def distributed_modules(self) -> Iterator[nn.Module]:
-        """Returns the distributed modules."""
-        return iter(())
+        """Yields the distributed modules."""
+        for module in self._model.modules():
+            if isinstance(module, DistributedModule):
+                yield module
 
     def is_distributed_parameter(self, parameter: nn.Parameter) -> bool:
         """Returns whether ranks hold slices of a parameter."""
-        return False
+        return cut_of(parameter) is not None
 
     def is_distributed_buffer(self, buffer: Tensor) -> bool:
-        """Returns whether ranks hold slices of a buffer."""
+        """Returns whether ranks hold slices of a buffer; no buffer is divided."""
         return False
 
     def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
-        """Returns whether a parameter processes the batches of all tensor-parallel ranks."""
-        return False
+        """Returns whether all ranks hold a parameter, which processes the batches of all of them."""
+        return cut_of(parameter) is None and average_of(parameter, "dp") == "rdp"
 
     def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
-        """Returns whether a buffer processes the batches of all tensor-parallel ranks."""
+        """Returns whether a buffer processes the batches of all tensor-parallel ranks; none does."""
         return False
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Returns the parameters whose gradients are averaged over DP_GROUP, which are all of this rank's."""
-        return self.local_named_parameters()
+        """Yields this rank's parameters whose gradients are averaged over DP_GROUP."""
+        for name, parameter in self.local_named_parameters():
+            if average_of(parameter, "dp") == "dp":
+                yield name, parameter
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Returns the parameters whose gradients are averaged over RDP_GROUP."""
-        return iter(())
+        """Yields this rank's parameters whose gradients are averaged over RDP_GROUP."""
+        for name, parameter in self.local_named_parameters():
+            if average_of(parameter, "dp") == "rdp":
+                yield name, parameter

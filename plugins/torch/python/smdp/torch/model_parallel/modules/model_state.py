@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from smdp.torch.model_parallel.job.collective_calls import meet
+from smdp.torch.model_parallel.job.ranks import tp_size
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.distributed_parts import DistributedParts
 from smdp.torch.model_parallel.modules.partitions import Partitions
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
+from smdp.torch.model_parallel.modules.slices_of_state import own_slices
 from smdp.torch.model_parallel.modules.whole_model import check_state
 
 _PARTIAL = "_smp_is_partial"
@@ -48,7 +50,7 @@ class ModelState(DistributedParts):
                     " applies the loaded values; call it after that step"
                 )
             return dict(self._model.state_dict())
-        if isinstance(self._body, Partitions):
+        if isinstance(self._body, Partitions) or tp_size() > 1:
             meet("model.state_dict()")
         return self._body.state_dict(to_first_only=gather_to_rank0)
 
@@ -71,6 +73,7 @@ class ModelState(DistributedParts):
             ValueError: A name or shape is wrong.
         """
         values = {name: value for name, value in state_dict.items() if name != _PARTIAL}
+        values = own_slices(values, self._model)
         is_partial = bool(state_dict.get(_PARTIAL))
         if self._body is not None:
             if is_partial and isinstance(self._body, Partitions):

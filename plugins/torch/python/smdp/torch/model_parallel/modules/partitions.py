@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smdp._errors import SmdpError
+from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.model_parallel.modules.repartitioned_state import rejoined
+from smdp.torch.model_parallel.modules.slices_of_state import joined_tensor
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.pipelining.state_dicts.state_entries import Entry
 
@@ -93,7 +95,8 @@ class Partitions:
         """
         group = self.pipe.mesh.group("pp")
         found: dict[str, Any] = {}
-        keeps = not to_first_only or self.pipe.mesh.stage_rank == 0
+        mesh = self.pipe.mesh
+        keeps = not to_first_only or mesh.rank == mesh.ranks("mp")[0]
         for name, entry in self.pipe.entries().items():
             if entry.first_name == name:
                 value = self._from_owner(entry, group)
@@ -160,7 +163,8 @@ class Partitions:
             is_mine = owner == self.pipe.mesh.stage_rank
             value = own.clone() if is_mine else torch.empty_like(own, device=self.pipe.device)
             dist.broadcast(value, group=group, group_src=owner)
-            return value
+            cut = cut_of(entry.value)
+            return value if cut is None else joined_tensor(value, cut, self.pipe.mesh)
         told = [entry.value]
         dist.broadcast_object_list(told, group=group, group_src=owner)
         return told[0]

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataParallel
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.model_parallel.modules.averages_by_class import averaged_by_class
+from smdp.torch.model_parallel.modules.slices_of_state import joined_state
 
 
 class SinglePartition:
@@ -18,7 +21,7 @@ class SinglePartition:
 
     Args:
         model: The whole model.
-        group: The ranks of its replicas. None: there is only one replica.
+        mesh: The ranks and groups. None: there is only one replica.
         passes_per_step: Number of steps between two averages over replicas.
         is_mean: Whether gradients are means over microbatches instead of sums.
         options: Options of DistributedDataParallel.
@@ -27,16 +30,20 @@ class SinglePartition:
     def __init__(
         self,
         model: nn.Module,
-        group: Any,
+        mesh: ParallelMesh | None,
         *,
         passes_per_step: int,
         is_mean: bool,
         options: Mapping[str, Any],
     ) -> None:
         self.model = model
-        self.replicas: DistributedDataParallel | None = None
-        if group is not None and any(parameter.requires_grad for parameter in model.parameters()):
-            self.replicas = DistributedDataParallel(model, process_group=group, **options)
+        self._mesh = mesh
+        self._averages: list[DistributedDataParallel] = []
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        if mesh is not None and len(mesh.ranks("tp")) > 1:
+            self._averages = averaged_by_class(model, mesh, options)
+        elif mesh is not None and len(mesh.ranks("dp")) > 1 and is_trained:
+            self._averages = [DistributedDataParallel(model, process_group=mesh.group("dp"), **options)]
         self._passes_per_step = passes_per_step
         self._is_mean = is_mean
         self._passes = 0
@@ -48,7 +55,12 @@ class SinglePartition:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's forward."""
-        return (self.replicas or self.model)(*args, **kwargs)
+        return (self._averages[-1] if self._averages else self.model)(*args, **kwargs)
+
+    @property
+    def replicas(self) -> DistributedDataParallel | None:
+        """What averages all gradients; None if there is one replica, or if it depends on the parameter."""
+        return self._averages[0] if len(self._averages) == 1 else None
 
     def backward(self, loss: Tensor) -> None:
         """Runs the backward of a loss."""
@@ -85,8 +97,17 @@ class SinglePartition:
         return dict(self.model.state_dict())
 
     def state_dict(self, *, to_first_only: bool) -> dict[str, Any]:
-        """Returns the state dict; this rank is the only one of its model."""
-        return self.local_state_dict()
+        """Returns the state dict of the whole model, with the slices of the tensor-parallel group joined.
+
+        All ranks of the group must call this.
+
+        Args:
+            to_first_only: Whether only the first rank of the group gets the entries.
+        """
+        found = self.local_state_dict()
+        if self._mesh is None or len(self._mesh.ranks("tp")) == 1:
+            return found
+        return joined_state(found, self.model, self._mesh, to_first_only=to_first_only)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool) -> Any:
         """Copies values into the model."""
@@ -114,8 +135,8 @@ class SinglePartition:
     def _note_backward(self, gradient: Tensor) -> None:
         self._has_backward = True
 
-    def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        if self.replicas is None or is_last:
-            return contextlib.nullcontext()
-        accumulating: contextlib.AbstractContextManager[None] = self.replicas.no_sync()
+    def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        accumulating = contextlib.ExitStack()
+        for each in () if is_last else self._averages:
+            accumulating.enter_context(each.no_sync())
         return accumulating

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import Tensor
 from torch.nn import Parameter
 
+from smdp.torch.mesh.averages import average_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.gradients.replica_gradients import ReplicaGradients
 from smdp.torch.pipelining.gradients.sharded_replicas import ShardedReplicas
@@ -45,8 +46,10 @@ class Reductions:
         self._sharded: ShardedReplicas | None = None
 
         def replicas_of(name: str) -> ProcessGroupSmdp | None:
-            # Tensor-parallel ranks have the same batch, so their gradients of whole weights are the same.
-            return mesh.step_group("rdp") if len(mesh.ranks("rdp")) > 1 else None
+            # Where tensor-parallel ranks have the same batch, their gradients of whole weights are the same.
+            value = parameters.get(name)
+            axis = "rdp" if value is None else average_of(value)
+            return mesh.step_group(axis) if len(mesh.ranks(axis)) > 1 else None
 
         def tie_of(name: str) -> tuple[int, ...]:
             return tuple(sorted({rank_of[stage] for stage in split.weights[name]}))

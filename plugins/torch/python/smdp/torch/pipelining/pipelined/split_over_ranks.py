@@ -179,7 +179,7 @@ def split_over_ranks(
         ValueError: The model cannot be split; the message suggests a fix.
     """
     store = store_of(options, model)
-    mesh.make_for_steps("pp", "tp", "rdp", "mp")
+    mesh.make_for_steps("pp", "tp", "rdp", "mp", "dp")
     # If modules are assigned to ranks by hand, the number of stages follows from the assignment.
     least = options.stages * (options.stages_per_rank if must_be_cut is None else 1)
     units = find_units(model, least, must_be_cut)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from smdp.partition import Partition, Trace
+from smdp.torch.mesh.cuts import cut_of, mark_cut
 from smdp.torch.pipelining.tensors.values import Weight, mark_weight
 from smdp.torch.pipelining.units.unit_call import Unit
 
@@ -98,6 +99,8 @@ def keep_own(
                     kept[id(parameter)] = Parameter(
                         parameter.detach().to("meta"), requires_grad=parameter.requires_grad
                     )
+                    if (cut := cut_of(parameter)) is not None:
+                        mark_cut(kept[id(parameter)], cut)
                 mark_weight(kept[id(parameter)], Weight(first_name, weights[first_name], pipe))
             module._parameters[name] = kept[id(parameter)]
 

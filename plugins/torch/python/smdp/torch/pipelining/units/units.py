@@ -104,6 +104,9 @@ def _units(
     if not _has_parameters(module):
         return
     parts = list(_children(module))
+    if getattr(module, "is_whole_unit", False):
+        yield module
+        return
     expand = is_root or isinstance(module, _HOLDERS)
     if not expand and row is not None:
         expand = any(_is_list_of_deep_blocks(each) for each in module.modules())
@@ -133,6 +136,8 @@ def _with_parts_of(unit: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
 
 
 def _can_expand(module: nn.Module) -> bool:
+    if getattr(module, "is_whole_unit", False):
+        return False
     # torch's own modules other than containers use their children's parameters without calling them.
     is_own = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, nn.Sequential)
     return not is_own and next(_parts(module), None) is not None

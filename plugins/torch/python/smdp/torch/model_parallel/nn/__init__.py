@@ -1,0 +1,34 @@
+"""`smp.nn`: modules that are divided over the ranks of a tensor-parallel group."""
+
+from __future__ import annotations
+
+from torch.nn import LayerNorm as FusedLayerNorm
+
+from smdp.torch.model_parallel.nn.attention import DistributedAttentionLayer as DistributedAttentionLayer
+from smdp.torch.model_parallel.nn.distributed_module import DistributedModule as DistributedModule
+from smdp.torch.model_parallel.nn.embedding import DistributedEmbedding as DistributedEmbedding
+from smdp.torch.model_parallel.nn.layer_norm import DistributedLayerNorm as DistributedLayerNorm
+from smdp.torch.model_parallel.nn.linear import DistributedLinear as DistributedLinear
+from smdp.torch.model_parallel.nn.lm_head import (
+    DistributedTransformerLMHead as DistributedTransformerLMHead,
+)
+from smdp.torch.model_parallel.nn.transformer import DistributedTransformer as DistributedTransformer
+from smdp.torch.model_parallel.nn.transformer_layer import (
+    DistributedTransformerLayer as DistributedTransformerLayer,
+)
+from smdp.torch.model_parallel.nn.transformer_output import (
+    DistributedTransformerOutputLayer as DistributedTransformerOutputLayer,
+)
+
+__all__ = [
+    "DistributedAttentionLayer",
+    "DistributedEmbedding",
+    "DistributedLayerNorm",
+    "DistributedLinear",
+    "DistributedModule",
+    "DistributedTransformer",
+    "DistributedTransformerLMHead",
+    "DistributedTransformerLayer",
+    "DistributedTransformerOutputLayer",
+    "FusedLayerNorm",
+]

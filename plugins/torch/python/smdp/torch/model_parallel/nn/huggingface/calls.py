@@ -1,0 +1,123 @@
+"""Calls of Hugging Face's models, whose arguments and results substitutes take and return."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smdp.torch.initialization.delayed_initialization import recording
+from smdp.torch.model_parallel.nn.initial_values import adopt
+
+Forward = Callable[..., Any]
+
+# What substitutes do not compute, if it is asked for.
+_REFUSED = (
+    "cache",
+    "encoder_hidden_states",
+    "head_mask",
+    "inputs_embeds",
+    "output_attentions",
+    "output_hidden_states",
+    "past_key_values",
+    "past_key_value",
+)
+
+
+def substitute(module: nn.Module, make: Callable[[], nn.Module], whole: Mapping[str, Any]) -> Any:
+    """Returns a module with the values of the one that it replaces.
+
+    Args:
+        module: The module that is replaced. It may have no memory.
+        make: Creates the substitute.
+        whole: Returns its values by name, given the state dict of the module.
+    """
+    first = next(module.parameters())
+    state = {
+        name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
+    }
+    generator = torch.get_rng_state()
+    with recording(first) if first.is_meta else contextlib.nullcontext(), torch.no_grad():
+        with contextlib.nullcontext() if first.is_meta else torch.device("meta"):
+            made = make()
+        adopt(made, whole(state))
+    torch.set_rng_state(generator)
+    made.config = module.config
+    return made
+
+
+def language_model(theirs: Forward, *, has_types: bool = False) -> Callable[..., Any]:
+    """Returns a function that calls a substitute as a causal language model of Hugging Face is called.
+
+    Args:
+        theirs: The forward of the replaced class.
+        has_types: Whether the model has an embedding of token types.
+    """
+
+    def call(module: Any, forward: Forward, args: Any, kwargs: Any) -> Any:
+        given = _bound(theirs, args, kwargs)
+        if given.get("token_type_ids") is not None and not has_types:
+            raise ValueError(_refusal("token_type_ids"))
+        ids, mask = given["input_ids"], given.get("attention_mask")
+        masked = None if mask is None else 1 - mask.to(torch.int64)
+        types, positions = given.get("token_type_ids"), given.get("position_ids")
+        found = forward((ids, masked, types, positions, given.get("labels")))
+        if not module.add_lm_head:
+            return _output("BaseModelOutputWithPast", given, module, last_hidden_state=found)
+        loss, logits = found if isinstance(found, tuple) else (None, found)
+        return _output("CausalLMOutputWithPast", given, module, loss=loss, logits=logits)
+
+    return call
+
+
+def encoder(theirs: Forward) -> Callable[..., Any]:
+    """Returns a function that calls a substitute as an encoder of Hugging Face is called.
+
+    Args:
+        theirs: The forward of the replaced class.
+    """
+
+    def call(module: Any, forward: Forward, args: Any, kwargs: Any) -> Any:
+        given = _bound(theirs, args, kwargs)
+        hidden, mask = given["hidden_states"], given.get("attention_mask")
+        if mask is not None and mask.dtype == torch.bool:
+            lowest = torch.finfo(hidden.dtype).min
+            mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, lowest)
+        found = forward((hidden, mask))[0]
+        return _output(
+            "BaseModelOutputWithPastAndCrossAttentions", given, module, last_hidden_state=found
+        )
+
+    return call
+
+
+def _bound(theirs: Forward, args: Any, kwargs: Any) -> dict[str, Any]:
+    bound = inspect.signature(theirs).bind(None, *args, **kwargs)
+    given = {name: value for name, value in bound.arguments.items() if name != "kwargs"}
+    given |= bound.arguments.get("kwargs", {})
+    for name in _REFUSED:
+        # A script may pass False, or a list of None for each layer.
+        if given.get(name) is not None and given[name] is not False:
+            raise ValueError(_refusal(name))
+    return given
+
+
+def _refusal(name: str) -> str:
+    return (
+        f"[smdp] {name} is not supported by a model that tensor parallelism has replaced; leave it out, or"
+        " create the model outside of smp.tensor_parallelism"
+    )
+
+
+def _output(kind: str, given: Mapping[str, Any], module: Any, **values: Any) -> Any:
+    """Returns the values as Hugging Face's output, or as a tuple if `return_dict` is off."""
+    wants = given.get("return_dict")
+    if wants if wants is not None else getattr(module.config, "return_dict", True):
+        from transformers import modeling_outputs
+
+        return getattr(modeling_outputs, kind)(**values)
+    return tuple(value for value in values.values() if value is not None)

@@ -1,0 +1,1 @@
+"""Marks, registration and replacement of modules that tensor parallelism divides."""
