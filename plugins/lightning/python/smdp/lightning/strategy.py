@@ -18,8 +18,15 @@ from smdp import environments
 from smdp.environments.single import SingleProcess
 from smdp.lightning.launched import check_devices, launched
 from smdp.lightning.layer_sync import SyncBatchNorms
-from smdp.torch import ShardedOptimizer
-from smdp.torch.plugin_support import DistributedDataParallel, asked_scope, check_reducer_options
+from smdp.torch import ShardedOptimizer, checkpoint_activations, offload_activations
+from smdp.torch.plugin_support import (
+    DistributedDataParallel,
+    asked_scope,
+    check_reducer_options,
+    is_offloaded,
+    read_policy,
+    target_of,
+)
 
 _NAMES = {
     name
@@ -40,6 +47,10 @@ class SmdpStrategy(DDPStrategy):
         shard_optimizer: Whether to keep the optimizer's state once for all ranks (True), once per host
             ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
             Checkpoints have the whole state.
+        recompute: Which activations backward computes again; a policy of
+            `smdp.torch.checkpoint_activations()`. Default: none.
+        offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
+            `smdp.torch.offload_activations()`. Default: in memory.
         **kwargs: The keyword arguments of DDPStrategy and of smdp.torch.DistributedDataParallel.
 
     Raises:
@@ -53,7 +64,13 @@ class SmdpStrategy(DDPStrategy):
     optimizers: list[Optimizer]
 
     def __init__(
-        self, *args: Any, compression: str = "none", shard_optimizer: bool | str = False, **kwargs: Any
+        self,
+        *args: Any,
+        compression: str = "none",
+        shard_optimizer: bool | str = False,
+        recompute: Any = None,
+        offload: str | None = None,
+        **kwargs: Any,
     ) -> None:
         backend = kwargs.setdefault("process_group_backend", "smdp")
         if backend != "smdp":
@@ -77,6 +94,10 @@ class SmdpStrategy(DDPStrategy):
         topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
         self._scope = asked_scope("SmdpStrategy", shard_optimizer)
+        self._recompute = None if recompute is None else read_policy(recompute, "recompute")
+        if offload is not None:
+            target_of(offload)
+        self._offload = offload
         super().__init__(*args, **kwargs)
         self._compression = compression
 
@@ -110,6 +131,10 @@ class SmdpStrategy(DDPStrategy):
         super().setup(trainer)
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        if self._recompute is not None:
+            checkpoint_activations(model, self._recompute)
+        if self._offload is not None and not is_offloaded(model):
+            offload_activations(model, self._offload)
         wrapped = DistributedDataParallel(
             model,
             device_ids=self.determine_ddp_device_ids(),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from smdp.torch.data_parallel.sparse_gradients import stand_in_like as stand_in_like
     from smdp.torch.data_parallel.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from smdp.torch.mesh.agreement import on_every_rank as on_every_rank
+    from smdp.torch.offload.offload_activations import is_offloaded as is_offloaded
+    from smdp.torch.offload.target import target_of as target_of
     from smdp.torch.pipelining.engine.same_batch import check_same_batch as check_same_batch
     from smdp.torch.pipelining.pipelined.pipelining import pipeline_of as pipeline_of
     from smdp.torch.pipelining.pipelined.split_over_ranks import SplitOptions as SplitOptions
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from smdp.torch.process_group.sparse_sums import empty_like as empty_like
     from smdp.torch.process_group.tensors import dtype_code as dtype_code
     from smdp.torch.process_group.tensors import reduction as reduction
+    from smdp.torch.recompute.policies import Policy as Policy
+    from smdp.torch.recompute.policies import read_policy as read_policy
     from smdp.torch.sharding.asked_scope import asked_scope as asked_scope
     from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
 
@@ -50,6 +54,8 @@ _MODULES = {
     "data_parallel.sparse_gradients": {"SparseGradients", "sparse_on_any_rank", "stand_in_like"},
     "data_parallel.sync_batch_norm": {"SyncBatchNorm"},
     "mesh.agreement": {"on_every_rank"},
+    "offload.offload_activations": {"is_offloaded"},
+    "offload.target": {"target_of"},
     "pipelining.engine.same_batch": {"check_same_batch"},
     "pipelining.pipelined.pipelining": {"pipeline_of"},
     "pipelining.pipelined.split_over_ranks": {"SplitOptions"},
@@ -61,6 +67,7 @@ _MODULES = {
     "process_group.process_group": {"ProcessGroupSmdp", "timeout_of_world"},
     "process_group.sparse_sums": {"empty_like"},
     "process_group.tensors": {"dtype_code", "reduction"},
+    "recompute.policies": {"Policy", "read_policy"},
     "sharding.asked_scope": {"asked_scope"},
     "sharding.sharded_optimizer": {"ShardedOptimizer"},
 }

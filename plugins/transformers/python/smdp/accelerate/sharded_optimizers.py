@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from smdp.accelerate.wrapped_models import wrapped_in
+from smdp.accelerate.wrapped_models import PreparedModels
 from smdp.torch.plugin_support import DistributedDataParallel, ShardedOptimizer, on_every_rank
 
 
@@ -18,41 +19,29 @@ class ShardedOptimizers:
 
     Args:
         scope: Which ranks share a state; see ShardedOptimizer.
+        models: Those whose gradients are averaged.
+        master_dtype: The dtype of the masters of 16-bit parameters, or None for no masters.
     """
 
-    def __init__(self, scope: str) -> None:
+    def __init__(self, scope: str, models: PreparedModels, master_dtype: torch.dtype | None = None) -> None:
         self._scope = scope
-        self._models: list[weakref.ref[DistributedDataParallel]] = []
+        self._master_dtype = master_dtype
+        self._models = models
         self._optimizers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[_Saved]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def add_model(self, model: nn.Module) -> None:
-        """Adds a prepared model, whose optimizer will be sharded."""
-        if (wrapped := wrapped_in(model)) is not None:
-            self._models.append(weakref.ref(wrapped))
-
-    def prepare(
-        self, prepare: Callable[..., Optimizer], optimizer: Optimizer, *args: Any, **kwargs: Any
-    ) -> Optimizer:
-        """Prepares an optimizer for training, and shards it if it was not prepared before.
-
-        Args:
-            prepare: The Accelerator's `prepare_optimizer`.
-            optimizer: The optimizer, whose model was prepared before.
-            *args: For `prepare`.
-            **kwargs: For `prepare`.
+    def shard(self, optimizer: Optimizer) -> ShardedOptimizer:
+        """Distributes the state of an optimizer, whose model was prepared before.
 
         Raises:
             ValueError: No prepared model has the optimizer's parameters, or they cannot be sharded.
         """
-        if getattr(optimizer, "_is_accelerate_prepared", False):
-            return prepare(optimizer, *args, **kwargs)
-        model = self._model_of(optimizer)
-        sharded = _Saved(optimizer, model, self._scope)
+        model = self._models.model_of(optimizer, "shard_optimizer")
+        assert isinstance(model, DistributedDataParallel)
+        sharded = _Saved(optimizer, model, self._scope, master_dtype=self._master_dtype)
         self._optimizers[model.module] = weakref.ref(sharded)
-        # The state is where the parameters are, and Accelerate could move only a whole one.
-        return prepare(sharded, device_placement=False)
+        return sharded
 
     def collect(self, models: Iterable[nn.Module], is_writing: bool) -> None:
         """Collects the states of optimizers where they will be written. Collective.
@@ -68,18 +57,6 @@ class ShardedOptimizers:
             for rank in writers:
                 optimizer.consolidate(rank)
             optimizer.is_saved_elsewhere = not is_writing
-
-    def _model_of(self, optimizer: Optimizer) -> DistributedDataParallel:
-        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        for reference in reversed(self._models):  # an earlier wrapper of the same model may not be collected
-            model = reference()
-            if model is not None and any(id(one) in own for one in model.parameters()):
-                return model
-        raise ValueError(
-            f"[smdp] shard_optimizer: the parameters of {type(optimizer).__name__} belong to no model that"
-            " Accelerate has wrapped in smdp's DistributedDataParallel before. Pass the model first:"
-            " prepare(model, optimizer)."
-        )
 
 
 class _Saved(ShardedOptimizer):

@@ -15,8 +15,9 @@ from torch.utils.serialization import config as serialization
 from transformers import Trainer, TrainingArguments
 
 import smdp
+from smdp.accelerate.memory_options import MemoryOptions
 from smdp.accelerate.sharded_optimizers import ShardedOptimizers
-from smdp.accelerate.wrapped_models import wrap_model, wrapped_in
+from smdp.accelerate.wrapped_models import PreparedModels, wrap_model, wrapped_in
 from smdp.torch.plugin_support import (
     ProcessGroupSmdp,
     asked_scope,
@@ -35,7 +36,7 @@ from smdp.transformers.started_processes import check_started
 class DataParallel(Plugin):
     """Averages gradients over all ranks with `smdp.torch.DistributedDataParallel`.
 
-    With a single process it has no effect.
+    A single process has no gradients to average, and no state to shard.
 
     Args:
         compression: The format in which float32 gradients travel between hosts: "none", "fp16", "bf16",
@@ -52,6 +53,12 @@ class DataParallel(Plugin):
         shard_optimizer: Whether to keep the optimizer's state once for all ranks (True), once per host
             ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
             Checkpoints have the whole state.
+        recompute: Which activations backward computes again; a policy of
+            `smdp.torch.checkpoint_activations()`. Default: none.
+        offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
+            `smdp.torch.offload_activations()`. Default: in memory.
+        precision: "bf16" or "fp16": parameters and gradients have 16 bits, the optimizer keeps masters; see
+            `smdp.torch.MixedPrecision`. Default: the dtype of the model.
 
     Raises:
         ValueError: An argument is not valid.
@@ -73,6 +80,9 @@ class DataParallel(Plugin):
         topk_momentum: float = 0.0,
         preemption: bool = True,
         shard_optimizer: bool | str = False,
+        recompute: Any = None,
+        offload: str | None = None,
+        precision: str | None = None,
     ) -> None:
         check_reducer_options(
             "DataParallel", compression, bucket_cap_mb, topk_ratio=topk_ratio, topk_momentum=topk_momentum
@@ -84,6 +94,7 @@ class DataParallel(Plugin):
             **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
         }
         self._scope = asked_scope("DataParallel", shard_optimizer)
+        self._memory = MemoryOptions("DataParallel", recompute, offload, precision)
         if not isinstance(preemption, bool):
             raise ValueError(f"[smdp] DataParallel: preemption is {preemption!r}; it must be True or False.")
         variables = {"SMDP_ALGORITHM": algorithm, "SMDP_TRACE": trace}
@@ -100,6 +111,7 @@ class DataParallel(Plugin):
             "algorithm": algorithm is not None,
             "trace": trace is not None,
             "shard_optimizer": self._scope is not None,
+            **{name: value is not None for name, value in self._memory.given.items()},
         }
         self.changed = [name for name, is_changed in given.items() if is_changed]
         # Ranks may write traces to different folders, so the folder is not compared.
@@ -110,10 +122,12 @@ class DataParallel(Plugin):
             "trace": where,
             "preemption": preemption,
             "shard_optimizer": shard_optimizer,
+            **self._memory.given,
         }
         self.preemption = preemption
         self._group: Any = None
         self._sharded: ShardedOptimizers | None = None
+        self._models = PreparedModels()
         self._numbers = GradientNumbers()
 
     def conflict(self, other: Plugin) -> str | None:
@@ -150,7 +164,9 @@ class DataParallel(Plugin):
                 " per_device_train_batch_size."
             )
         check_started("DataParallel", args)
+        self._memory.check(asked_precision(args), args.gradient_checkpointing)
         self._group = self._sharded = None
+        self._models = PreparedModels()
         if args.world_size == 1 or not dist.is_initialized():
             return
         watch()  # also if another plugin wraps the model, or torch's reducer averages
@@ -160,26 +176,27 @@ class DataParallel(Plugin):
         else:
             self._group = _group_of(self._variables, _timeout(args))
         if self._scope is not None:
-            self._sharded = ShardedOptimizers(self._scope)
+            self._sharded = ShardedOptimizers(self._scope, self._models, self._memory.master_dtype)
 
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
     ) -> nn.Module:
         """Lets Accelerate wrap the model in smdp's class instead of torch's DDP."""
+        if not getattr(model, "_is_accelerate_prepared", False):
+            self._memory.change(model)
         if self._group is None:
-            return prepare(model, **options)
-        prepared = wrap_model(trainer.accelerator, prepare, model, self._group, self._options, **options)
-        if self._sharded is not None:
-            self._sharded.add_model(prepared)
+            prepared = prepare(model, **options)
+        else:
+            prepared = wrap_model(trainer.accelerator, prepare, model, self._group, self._options, **options)
+        self._models.add(prepared)
         return prepared
 
     def wrap_optimizer(
         self, trainer: Trainer, prepare: Callable[..., Optimizer], optimizer: Optimizer, **options: Any
     ) -> Optimizer:
-        """Shards the optimizer's state if `shard_optimizer` asks for it."""
-        if self._sharded is None:
-            return prepare(optimizer, **options)
-        return self._sharded.prepare(prepare, optimizer, **options)
+        """Shards the optimizer's state, and keeps masters of 16-bit parameters, if arguments ask for it."""
+        accelerator = trainer.accelerator
+        return self._memory.prepare(accelerator, prepare, optimizer, self._models, self._sharded, **options)
 
     def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
         """Adds the whole state of a sharded optimizer and the residuals of compression to a checkpoint."""
@@ -200,6 +217,11 @@ class DataParallel(Plugin):
     def report(self) -> dict[str, float]:
         """Returns milliseconds and megabytes per step since the last call."""
         return {} if self._group is None else self._numbers.report()
+
+
+def asked_precision(args: TrainingArguments) -> str:
+    """Returns the kind of mixed precision that training arguments ask for, "no" for none."""
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
 
 
 # The groups of earlier Trainers by their options, because a hyperparameter search creates many Trainers.

@@ -11,9 +11,11 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from smdp import pipeline as schedules
+from smdp.accelerate.memory_options import MemoryOptions
+from smdp.accelerate.wrapped_models import PreparedModels
 from smdp.torch import PipelinedModule, ShardedOptimizer
 from smdp.torch.plugin_support import SplitOptions, Wording, asked_scope, check_same_batch, pipeline_of
-from smdp.transformers.data_parallel import DataParallel
+from smdp.transformers.data_parallel import DataParallel, asked_precision
 from smdp.transformers.model_parallel import checkpoint_files, steps
 from smdp.transformers.model_parallel.accelerator import share_batches, take_over
 from smdp.transformers.model_parallel.arguments import check_arguments, check_batch
@@ -63,6 +65,12 @@ class ModelParallel(Plugin):
         shard_optimizer: Whether replicas keep the optimizer's state once for all of them (True), once per
             host ("host"), as smdp chooses ("auto"), or on every rank (False). See
             `smdp.torch.ShardedOptimizer`.
+        recompute: Which activations backward computes again; a policy of
+            `smdp.torch.checkpoint_activations()`. Default: none.
+        offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
+            `smdp.torch.offload_activations()`. Default: in memory.
+        precision: "bf16" or "fp16": parameters and gradients have 16 bits, the optimizer keeps masters; see
+            `smdp.torch.MixedPrecision`. Default: the dtype of the model.
 
     Raises:
         ValueError: An argument is not valid.
@@ -86,6 +94,9 @@ class ModelParallel(Plugin):
         example_inputs: Any = None,
         preemption: bool = True,
         shard_optimizer: bool | str = False,
+        recompute: Any = None,
+        offload: str | None = None,
+        precision: str | None = None,
     ) -> None:
         # Raises if an argument is not valid.
         info = schedules.schedule_info(schedule)
@@ -109,6 +120,7 @@ class ModelParallel(Plugin):
         self._pins = pins
         self._shard_optimizer = shard_optimizer
         self._scope = asked_scope("ModelParallel", shard_optimizer)
+        self._memory = MemoryOptions("ModelParallel", recompute, offload, precision)
         self.preemption = preemption
         self._stages = stages
         self._tensor = tensor
@@ -116,6 +128,7 @@ class ModelParallel(Plugin):
         self._example = example_inputs
         self._pipe: PipelinedModule | None = None
         self._is_alone = False
+        self._models = PreparedModels()
         self._batches = 0
         self._unread: Callable[[], None] | None = None
         self._times = StepTimes()
@@ -126,6 +139,7 @@ class ModelParallel(Plugin):
             "pins": self._pins,
             "preemption": self.preemption,
             "shard_optimizer": self._shard_optimizer,
+            **self._memory.given,
         }
         return described_by(self, {**self._options, **others})
 
@@ -160,6 +174,7 @@ class ModelParallel(Plugin):
         """
         check_started("ModelParallel", args)
         check_arguments(args, self._stages, self._tensor)
+        self._memory.check(asked_precision(args), args.gradient_checkpointing)
         self._is_alone = args.world_size == 1
 
     def change_accelerator(self, trainer: Trainer) -> None:
@@ -187,8 +202,11 @@ class ModelParallel(Plugin):
                     device=trainer.args.device,
                     is_compiled=trainer.args.torch_compile,
                     wording=_TRAINER,
+                    recompute=self._memory.recompute,
+                    offload=self._memory.offload,
                     **self._options,
                 )
+                self._memory.lower(trainer.model)
                 if self._tensor > 1:
                     keep_number_of_parameters(trainer.model)
                 self._pipe = pipeline_of(trainer.model, options, example, pins=self._pins)
@@ -214,12 +232,17 @@ class ModelParallel(Plugin):
     def wrap_optimizer(
         self, trainer: Trainer, prepare: Callable[..., Optimizer], optimizer: Optimizer, **options: Any
     ) -> Optimizer:
-        """Distributes the optimizer's state over replicas if `shard_optimizer` asks for it."""
-        if self._pipe is None or self._scope is None or getattr(optimizer, "_is_accelerate_prepared", False):
+        """Shards the optimizer's state, and keeps masters of 16-bit parameters, if arguments ask for it."""
+        pipe, memory = self._pipe, self._memory
+        if self._is_alone:
+            return memory.prepare(trainer.accelerator, prepare, optimizer, self._models, None, **options)
+        is_plain = self._scope is None and memory.dtype is None
+        if pipe is None or is_plain or getattr(optimizer, "_is_accelerate_prepared", False):
             return prepare(optimizer, **options)
-        sharded = ShardedOptimizer(optimizer, self._pipe, self._scope)
-        # The state is where the parameters are, and Accelerate could move only a whole one.
-        return prepare(sharded, device_placement=False)
+        changed = optimizer
+        if self._scope is not None:
+            changed = ShardedOptimizer(optimizer, pipe, self._scope, master_dtype=memory.master_dtype)
+        return memory.prepare_changed(trainer.accelerator, prepare, changed, pipe)
 
     def run_step(
         self, trainer: Trainer, run: Callable[..., Tensor], model: nn.Module, inputs: Any, items: Any

@@ -12,7 +12,7 @@ from transformers import Trainer
 
 from smdp import pipeline as schedules
 from smdp._shown import counted
-from smdp.torch import PipelinedModule
+from smdp.torch import MixedPrecision, PipelinedModule
 from smdp.torch.plugin_support import batch_size, cut
 
 
@@ -34,6 +34,9 @@ def train_step(
     parts = microbatches(pipe, inputs)
     share = _share(trainer, pipe, items, len(parts))
     scaler = trainer.accelerator.scaler
+    optimizer = trainer.optimizer.optimizer  # inside of Accelerate's
+    if isinstance(optimizer, MixedPrecision):
+        scaler = optimizer
 
     def program(part: Any) -> None:
         # The step reports the loss that was passed to backward(), and all ranks get the mean.

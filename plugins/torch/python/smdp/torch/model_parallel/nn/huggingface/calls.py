@@ -88,9 +88,7 @@ def encoder(theirs: Forward) -> Callable[..., Any]:
             lowest = torch.finfo(hidden.dtype).min
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, lowest)
         found = forward((hidden, mask))[0]
-        return _output(
-            "BaseModelOutputWithPastAndCrossAttentions", given, module, last_hidden_state=found
-        )
+        return _output("BaseModelOutputWithPastAndCrossAttentions", given, module, last_hidden_state=found)
 
     return call
 
