@@ -64,6 +64,12 @@ class Batch {
   // Marks the first `count` items as readable. Called by one thread at a time, with counts that never decrease.
   void fill(std::size_t count) { filled_.store(count, std::memory_order_release); }
 
+  std::size_t bytes() const {
+    std::size_t all = 0;
+    for (const Item& one : items_) all += one.bytes();
+    return all;
+  }
+
  private:
   std::vector<Item> items_;  // filled items do not change
   const cost::ExchangeSizes sizes_;

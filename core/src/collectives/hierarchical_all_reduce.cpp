@@ -87,7 +87,7 @@ Task sum_locally(Pipeline& p, std::size_t k) {
   const Slice own = p.slice(k, std::min(p.context.members.local_index, p.lanes - 1));
   std::byte* target = item.out + own.begin * element;
   if (p.context.board.size() > 1) {
-    co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial);
+    co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial, p.batch.bytes());
   } else if (pieces[0].size != 0) {
     const void* only = pieces[0].data;
     reduce(target, &only, 1, pieces[0].size / element, partial);
@@ -165,7 +165,7 @@ Task spread_chunks(Pipeline& p) {
         const Slice slice = p.slice(k, lane);
         contributions[lane].push_back({item.out + slice.begin * element, slice.size() * element});
       }
-      co_await spread(p.context.board, 1, std::move(contributions));
+      co_await spread(p.context.board, 1, std::move(contributions), nullptr, p.batch.bytes());
     }
     if (p.chunks[k].is_last) item.end();
   }
