@@ -252,13 +252,20 @@ class ShardedOptimizer(OptimizerLink):
         """Returns the mean of a gradient, of which this rank has its pieces."""
         if lent is not None and self.layout.is_alone(index):
             self._means.lend(lent)
-        early = None if self._early is None else self._early.take(index)
-        pieces = self.layout.means(index, lent) if early is None else early
+        own = None if self._early is None else self._early.take(index)
+        if own is not None:
+            self._means.lend(own)
+        pieces = self.layout.means(index, lent, own)
         parameter = self._hooks.parameters[index]
         return ShardedGradient(parameter, index, self.layout.pieces[index], pieces, self._owners)
 
+    def hand_over(self, index: int) -> None:
+        """Makes memory for the mean of a gradient."""
+        if self._early is not None:
+            self._early.hand_over(index)
+
     def handed_over(self, index: int) -> None:
-        """Frees gradients that are summed already, where parameters are shared."""
+        """Frees gradients that are summed already."""
         if self._early is not None:
             self._early.handed_over(index)
 
