@@ -12,7 +12,7 @@ from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.data_parallel.reducer_options import KEEPING_COMPRESSIONS
 from smdp.torch.sharding.shard_layout import ShardLayout
 
-_MOST_BYTES = 32 << 20  # of gradients that are not summed yet, besides the newest one
+_MOST_BYTES = 16 << 20  # of gradients that are not summed yet, besides the newest one
 
 
 class EarlyMeans:
