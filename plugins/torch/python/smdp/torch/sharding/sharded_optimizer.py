@@ -164,9 +164,7 @@ class ShardedOptimizer(OptimizerLink):
         if self._common is not None:
             self._watch = WriteWatch(model.module, hooks.parameters, names, self._common.await_host)
             self._common.trim()
-        self._early = None
-        if isinstance(hooks, GradientHooks):
-            self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
+        self._early: EarlyMeans | None = None
         self._state = ShardedState(optimizer, self.layout, owners, self._index, self._masters)
         for one in given:
             self._state.add(one, ways.keys)
@@ -188,6 +186,7 @@ class ShardedOptimizer(OptimizerLink):
             self._waits.settle_before_saving(module.modules())
         hooks.shards = self
         if isinstance(hooks, GradientHooks):
+            self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
             move_residuals(hooks, unsharded, self.layout)
             hooks.deferral = self._means
         end_at_exit(self)
@@ -250,14 +249,10 @@ class ShardedOptimizer(OptimizerLink):
 
     def mean(self, index: int, lent: Tensor | None) -> Tensor:
         """Returns the mean of a gradient, of which this rank has its pieces."""
-        if lent is not None and self.layout.is_alone(index):
-            self._means.lend(lent)
         own = None if self._early is None else self._early.take(index)
-        if own is not None:
-            self._means.lend(own)
-        pieces = self.layout.means(index, lent, own)
-        parameter = self._hooks.parameters[index]
-        return ShardedGradient(parameter, index, self.layout.pieces[index], pieces, self._owners)
+        self._means.lend(own, lent if self.layout.is_alone(index) else None)
+        parameter, ranges = self._hooks.parameters[index], self.layout.pieces[index]
+        return ShardedGradient(parameter, index, ranges, self.layout.means(index, lent, own), self._owners)
 
     def hand_over(self, index: int) -> None:
         """Makes memory for the mean of a gradient."""
