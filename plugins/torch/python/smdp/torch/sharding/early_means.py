@@ -34,14 +34,18 @@ class EarlyMeans:
         # Where compression keeps errors, the reducer looks at all sums when the step ends.
         self._is_on = hooks.compression not in KEEPING_COMPRESSIONS
         self._coming: deque[int] = deque()
+        # Kept, because allocating it in every step would scatter it among gradients that are freed.
+        self._own: dict[int, Tensor] = {}
 
     def hand_over(self, index: int) -> None:
-        """Makes memory for the mean of a gradient that the reducer is about to get."""
+        """Provides memory for the mean of a gradient that the reducer is about to get."""
         pieces = self._layout.pieces[index]
         if not self._is_on or not self._layout.is_alone(index) or not pieces:
             return
-        count = sum(piece.end - piece.begin for piece in pieces)
-        own = torch.empty(count, dtype=self._layout.parameters[index].dtype)
+        own = self._own.get(index)
+        if own is None:
+            count = sum(piece.end - piece.begin for piece in pieces)
+            own = self._own[index] = torch.empty(count, dtype=self._layout.parameters[index].dtype)
         self._hooks.own[index] = own
         self._reducer.sum_into(index, own.data_ptr())
 
