@@ -112,6 +112,14 @@ void bind_gradient_reducer(nb::module_& m) {
           nb::arg("index"), nb::arg("data"), nb::arg("device") = nb::none(), nb::arg("event") = Pointer{0},
           nb::arg("is_used") = true, Release(),
           "Hands over a gradient. On a CUDA device, it is complete after `event`, a cudaEvent_t; 0: now.")
+      .def(
+          "sum_into",
+          [](GradientReducer& reducer, std::size_t index, Pointer own) {
+            reducer.sum_into(index, reinterpret_cast<void*>(own));
+          },
+          nb::arg("index"), nb::arg("own"), Release(),
+          "Lets the means that this rank owns of a gradient go to this memory, range after range. Call it before "
+          "`ready()`, for a gradient that is alone in its buffer.")
       .def("finish", &GradientReducer::finish, Release())
       .def(
           "wait",

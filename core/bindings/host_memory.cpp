@@ -16,7 +16,12 @@ namespace smdp {
 void bind_host_memory(nb::module_& m) {
   using Release = nb::call_guard<Released>;
   nb::class_<HostMemory>(m, "HostMemory", "Memory that exists once per host. Making it is collective.")
-      .def(nb::init<Group&, std::size_t>(), nb::arg("group"), nb::arg("bytes"), Release())
+      .def(
+          "__init__",
+          [](HostMemory* self, Group& group, std::size_t bytes) {
+            new (self) HostMemory(group, bytes, is_interrupted);
+          },
+          nb::arg("group"), nb::arg("bytes"), Release())
       .def_prop_ro("data", [](const HostMemory& memory) { return reinterpret_cast<std::uintptr_t>(memory.data()); })
       .def_prop_ro("size", &HostMemory::size)
       .def(

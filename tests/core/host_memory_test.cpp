@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -147,6 +149,18 @@ TEST(HostMemory, AFailureElsewhereEndsTheWait) {
                  ClosedError);
   };
   EXPECT_THROW(run({2, 1}, body), ClosedError);  // the group of the job is closed
+}
+
+TEST(HostMemory, AnInterruptionEndsTheSetup) {
+  const auto body = [](Group& group) {
+    if (group.rank() == 0) {
+      EXPECT_THROW(HostMemory(group, 4096, [] { return true; }), ClosedError);
+      return;
+    }
+    const auto local = group.split(group.host_index(), group.rank(), "host memory");  // goes no further
+    while (!group.error()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  EXPECT_THROW(run({2}, body), ClosedError);  // the group of the job is closed
 }
 
 TEST(HostMemory, AbortEndsTheWait) {

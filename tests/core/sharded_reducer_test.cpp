@@ -120,6 +120,38 @@ TEST_P(ShardedReducer, OwnersHaveTheBitsOfTheMean) {
       direct());
 }
 
+TEST_P(ShardedReducer, OwnersCanHaveTheirMeansElsewhere) {
+  for (const Compression compression : {Compression::kNone, Compression::kFloat16}) {
+    run(std::get<0>(GetParam()), [compression](Group& group) {
+      const auto gradients = model();
+      GradientReducer expected(group, gradients, options(compression));
+      GradientReducer reducer(group, gradients, options(compression));
+      for (int number = 0; number < 2; ++number) {
+        const std::size_t absent = number == 1 && group.rank() == 0 ? 4 : gradients.size();
+        Values values = gradients_of(gradients, group.rank(), number);
+        Values others = values;
+        Values own(reducer.sharded_buffers().size());
+        for (std::size_t buffer = 0; buffer < own.size(); ++buffer) {
+          const ShardedBuffer& one = reducer.sharded_buffers()[buffer];
+          if (!one.is_alone) continue;
+          for (const ShardedBuffer::Range& range : one.owned)
+            own[buffer].resize(own[buffer].size() + range.end - range.begin, kPoison);
+          reducer.sum_into(one.members.front().index, own[buffer].data());
+        }
+        step(expected, others, absent);
+        step(reducer, values, absent);
+        std::vector<std::size_t> next(own.size(), 0);
+        for_each_owned(reducer, [&](std::size_t buffer, std::size_t at, std::size_t gradient, std::size_t element) {
+          const bool is_elsewhere = reducer.sharded_buffers()[buffer].is_alone && gradient != absent;
+          const float mean = is_elsewhere ? own[buffer][next[buffer]++] : mean_at(reducer, buffer, at);
+          ASSERT_EQ(mean, mean_at(expected, buffer, at)) << gradient << " at " << element;
+        });
+        EXPECT_THROW(reducer.sum_into(1, nullptr), InvalidArgument);  // it shares a buffer
+      }
+    });
+  }
+}
+
 TEST_P(ShardedReducer, MeansCanBeAwaitedInTheMiddleOfAStep) {
   run(std::get<0>(GetParam()), [](Group& group) {
     const auto gradients = model();

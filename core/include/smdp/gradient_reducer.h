@@ -72,8 +72,8 @@ struct CudaStream {
 };
 
 // A step consists of ready() for each gradient that backward produced, finish(), and wait(). Thread safety: ready() may
-// be called from several threads, and has_means() and await_means() from one of them; all other functions from one
-// thread, after the last ready(). abort() may be called at any time.
+// be called from several threads, and sum_into(), has_means() and await_means() from one of them; all other functions
+// from one thread, after the last ready(). abort() may be called at any time.
 class SMDP_API GradientReducer {
  public:
   // Collective. Creates its own connections (Group::twin), so its operations and other collectives of `group` may
@@ -125,6 +125,11 @@ class SMDP_API GradientReducer {
 
   // For reducers whose `shards` are not kNone: the fusion buffers, which stay the same in all steps.
   const std::vector<ShardedBuffer>& sharded_buffers() const;
+  // Sends the means of the coming step that this rank owns of a gradient, one range after the other, to `own` instead
+  // of the gradient's memory, which may be freed once has_means() is true. Called before ready(); without ready() it
+  // has no effect. Only for a gradient that is alone in its buffer, and not with compression kInt8 or kTopK. `own` must
+  // live as long as the gradient's memory must.
+  void sum_into(std::size_t index, void* own);
   // Returns, after has_means() or wait(), the memory of a buffer, in which the means of the ranges that this rank owns
   // are valid until the next step. That of a buffer that is alone is the gradient's own, or the reducer's where the
   // gradient was absent.

@@ -15,8 +15,9 @@ namespace smdp {
 class SMDP_API HostMemory {
  public:
   // Collective, with the same number of bytes on all ranks. The memory is filled with zeros and fully allocated: using
-  // it later cannot fail. If a rank cannot have it, all ranks throw the same error.
-  HostMemory(Group& group, std::size_t bytes);
+  // it later cannot fail. If a rank cannot have it, all ranks throw the same error. `interrupted`: see Call; it is
+  // polled while this rank waits for others.
+  HostMemory(Group& group, std::size_t bytes, const std::function<bool()>& interrupted = {});
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
   ~HostMemory();

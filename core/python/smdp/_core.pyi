@@ -260,6 +260,11 @@ class GradientReducer:
         Hands over a gradient. On a CUDA device, it is complete after `event`, a cudaEvent_t; 0: now.
         """
 
+    def sum_into(self, index: int, own: int) -> None:
+        """
+        Lets the means that this rank owns of a gradient go to this memory, range after range. Call it before `ready()`, for a gradient that is alone in its buffer.
+        """
+
     def finish(self) -> None: ...
 
     def wait(self, device: int | None = None, stream: int = 0) -> None:

@@ -32,6 +32,7 @@ class Batch {
     std::shared_ptr<Operation> done = nullptr;  // completed when the item is, unless the batch fails
     Part part = Part::kWhole;
     const ShardEnds* ends = nullptr;  // of the shards of an item that is not whole; null: shards are equal
+    std::byte* own = nullptr;         // of kToOwners: where what this rank owns goes, side by side; null: to `out`
 
     std::size_t bytes() const { return count * size_of(reduction.dtype); }
     void begin() const {
@@ -60,9 +61,18 @@ class Batch {
   bool is_once_per_host() const { return is_once_per_host_; }
   bool is_filled(std::size_t item) const { return item < filled_.load(std::memory_order_acquire); }
   // Sets where an item is stored if that was not known before. Called before the item is filled.
-  void place(std::size_t item, std::byte* data) { items_[item].in = items_[item].out = data; }
+  void place(std::size_t item, std::byte* data, std::byte* own) {
+    items_[item].in = items_[item].out = data;
+    items_[item].own = own;
+  }
   // Marks the first `count` items as readable. Called by one thread at a time, with counts that never decrease.
   void fill(std::size_t count) { filled_.store(count, std::memory_order_release); }
+
+  std::size_t bytes() const {
+    std::size_t all = 0;
+    for (const Item& one : items_) all += one.bytes();
+    return all;
+  }
 
  private:
   std::vector<Item> items_;  // filled items do not change

@@ -46,8 +46,7 @@ Chunk Chunks::at(std::size_t item, std::size_t k) const {
 }
 
 Cut cut(const Batch& batch, const Planner& planner, std::size_t hosts, std::size_t lanes) {
-  std::size_t bytes = 0;
-  for (const Batch::Item& one : batch.items()) bytes += one.bytes();
+  const std::size_t bytes = batch.bytes();
   const Algorithm usual = batch.items().size() == 1 ? planner.host_exchange(bytes / lanes, hosts)
                                                     : planner.batch_exchange(bytes / lanes, hosts);
   Cut result;

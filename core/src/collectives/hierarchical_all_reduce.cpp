@@ -68,8 +68,28 @@ struct Pipeline {
     return all;
   }
   bool has_lane() const { return context.members.local_index < lanes; }
+  // Returns what this rank owns of a chunk, in elements of the item.
+  Slice owned(std::size_t k) const {
+    const std::size_t lane = context.members.local_index;
+    const Slice own = slice(k, lane);
+    const Slice within =
+        owned_by_host(own, item(k), hosts(), context.members.host_index, batch.shards_span_hosts(), lane);
+    return {own.begin + within.begin, own.begin + within.end};
+  }
+  // Returns where what this rank owns of a chunk goes; null: it stays in `out`.
+  std::byte* own(std::size_t k) const {
+    if (item(k).own == nullptr || !has_lane()) return nullptr;
+    std::size_t before = 0;
+    for (std::size_t other = k; other-- > 0 && chunks[other].item == chunks[k].item;) before += owned(other).size();
+    return item(k).own + before * size_of(item(k).reduction.dtype);
+  }
 
   void end_exchange(std::size_t k) {
+    if (std::byte* to = own(k); to != nullptr && hosts() > 1) {
+      const Slice slice = owned(k);
+      const std::size_t element = size_of(item(k).reduction.dtype);
+      copy_bytes(to, item(k).out + slice.begin * element, slice.size() * element);
+    }
     exchanged[k] = true;
     while (over < chunks.size() && exchanged[over]) ++over;
   }
@@ -85,9 +105,11 @@ Task sum_locally(Pipeline& p, std::size_t k) {
     pieces[lane] = {item.in + slice.begin * element, slice.size() * element};
   }
   const Slice own = p.slice(k, std::min(p.context.members.local_index, p.lanes - 1));
-  std::byte* target = item.out + own.begin * element;
+  // Inside one host, the sum is what this rank owns.
+  std::byte* elsewhere = p.hosts() == 1 ? p.own(k) : nullptr;
+  std::byte* target = elsewhere != nullptr ? elsewhere : item.out + own.begin * element;
   if (p.context.board.size() > 1) {
-    co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial);
+    co_await local_reduce_scatter(p.context.board, 0, std::move(pieces), target, partial, p.batch.bytes());
   } else if (pieces[0].size != 0) {
     const void* only = pieces[0].data;
     reduce(target, &only, 1, pieces[0].size / element, partial);
@@ -165,7 +187,7 @@ Task spread_chunks(Pipeline& p) {
         const Slice slice = p.slice(k, lane);
         contributions[lane].push_back({item.out + slice.begin * element, slice.size() * element});
       }
-      co_await spread(p.context.board, 1, std::move(contributions));
+      co_await spread(p.context.board, 1, std::move(contributions), nullptr, p.batch.bytes());
     }
     if (p.chunks[k].is_last) item.end();
   }

@@ -30,16 +30,19 @@ struct Report {
 };
 
 template <class T>
-std::vector<T> gathered(Group& group, const T& own) {
+std::vector<T> gathered(Group& group, const T& own, const std::function<bool()>& interrupted) {
   std::vector<T> all(static_cast<std::size_t>(group.size()));
   std::vector<Buffer> out;
   for (T& one : all) out.push_back({&one, sizeof one});
-  group.all_gather({&own, sizeof own}, out, DType::kUint8);
+  Call call;
+  call.interrupted = interrupted;
+  group.all_gather({&own, sizeof own}, out, DType::kUint8, call);
   return all;
 }
 
 // Does this rank's part of a stage, then compares with the other ranks, so that all of them fail or none.
-void do_together(Group& group, std::size_t bytes, const std::function<void()>& part) {
+void do_together(Group& group, std::size_t bytes, const std::function<bool()>& interrupted,
+                 const std::function<void()>& part) {
   Report own;
   own.bytes = bytes;
   try {
@@ -50,7 +53,7 @@ void do_together(Group& group, std::size_t bytes, const std::function<void()>& p
     const std::string reason = without_tag(error.what());
     std::copy_n(reason.data(), std::min(reason.size(), own.reason.size() - 1), own.reason.data());
   }
-  const std::vector<Report> all = gathered(group, own);
+  const std::vector<Report> all = gathered(group, own, interrupted);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const std::string who =
         "rank " + std::to_string(group.world_rank(static_cast<int>(rank))) + " (host " + group.host_names()[rank] + ")";
@@ -69,23 +72,26 @@ void do_together(Group& group, std::size_t bytes, const std::function<void()>& p
 
 class HostMemory::Impl {
  public:
-  Impl(Group& group, std::size_t bytes)
+  Impl(Group& group, std::size_t bytes, const std::function<bool()>& interrupted)
       : base_(group.id()), local_(group.split(group.host_index(), group.rank(), "host memory")), bytes_(bytes) {
     std::optional<MemoryPassing> passing;
-    do_together(group, bytes, [&] {
+    do_together(group, bytes, interrupted, [&] {
       if (bytes != 0 && local_->rank() == 0) passing.emplace(bytes, kShared);
     });
-    const MeetingPoint point = gathered(*local_, passing ? passing->point() : MeetingPoint{}).front();
-    do_together(group, bytes, [&] {
+    const MeetingPoint point = gathered(*local_, passing ? passing->point() : MeetingPoint{}, interrupted).front();
+    do_together(group, bytes, interrupted, [&] {
       if (bytes == 0) return;
       const Deadline deadline = std::chrono::steady_clock::now() + kPassingTime;
-      const Interrupted interrupted = [this] { return local_->error() != nullptr; };
+      const Interrupted is_over = [&] {
+        if (interrupted && interrupted()) group.abort("interrupted");
+        return local_->error() != nullptr || group.error() != nullptr;
+      };
       if (!passing) {
-        memory_ = receive_memory(point, bytes, kShared, deadline, interrupted);
+        memory_ = receive_memory(point, bytes, kShared, deadline, is_over);
         return;
       }
       memory_ = passing->memory();
-      if (local_->size() > 1) passing->pass(static_cast<std::size_t>(local_->size() - 1), deadline, interrupted);
+      if (local_->size() > 1) passing->pass(static_cast<std::size_t>(local_->size() - 1), deadline, is_over);
     });
   }
 
@@ -124,7 +130,8 @@ class HostMemory::Impl {
   SharedBytes memory_;  // null if there are no bytes
 };
 
-HostMemory::HostMemory(Group& group, std::size_t bytes) : impl_(std::make_unique<Impl>(group, bytes)) {}
+HostMemory::HostMemory(Group& group, std::size_t bytes, const std::function<bool()>& interrupted)
+    : impl_(std::make_unique<Impl>(group, bytes, interrupted)) {}
 HostMemory::~HostMemory() = default;
 std::byte* HostMemory::data() const { return impl_->data(); }
 std::size_t HostMemory::size() const { return impl_->size(); }

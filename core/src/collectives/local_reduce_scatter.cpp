@@ -8,7 +8,7 @@
 namespace smdp {
 
 Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes> pieces, std::byte* out,
-                          Reduction reduction) {
+                          Reduction reduction, std::size_t in_all) {
   // A slot is divided into one region per receiver, which is every rank except its owner.
   const std::size_t receivers = std::max<std::size_t>(1, board.size() - 1);
   const std::size_t region = std::max<std::size_t>(64, board.slot_bytes() / receivers / 64 * 64);
@@ -22,7 +22,7 @@ Task local_reduce_scatter(Board& board, std::size_t lane, std::vector<ConstBytes
     all += piece.size;
   }
   // Every rank reads all of its own data and writes a part.
-  const bool is_large = exceeds_caches(all * (board.size() + 1));
+  const bool is_large = exceeds_caches(std::max(all, in_all) * (board.size() + 1));
   const bool is_streamed = is_large && out != pieces[board.me()].data;
   const auto copy_in = is_large && board.streams_slots(SlotUse::kReduceScatter) ? copy_streamed : copy_bytes;
   const std::size_t chunks = std::max<std::size_t>(1, (longest + region - 1) / region);

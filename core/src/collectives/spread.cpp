@@ -8,8 +8,8 @@
 
 namespace smdp {
 
-Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions,
-            const std::byte* own_source) {
+Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> contributions, const std::byte* own_source,
+            std::size_t in_all) {
   const std::size_t most = board.slot_bytes();
   std::size_t longest = 0;
   std::size_t all = 0;
@@ -22,7 +22,7 @@ Task spread(Board& board, std::size_t lane, std::vector<std::vector<Bytes>> cont
     cursors.emplace_back(std::move(pieces));
   }
   // Read once, written by every rank.
-  const bool is_large = exceeds_caches(all * (board.size() + 1));
+  const bool is_large = exceeds_caches(std::max(all, in_all) * (board.size() + 1));
   const SlotUse use = longest == all ? SlotUse::kBroadcast : SlotUse::kAllGather;  // by contributors: a chunk's cost
   const Copy copy_in = is_large && board.streams_slots(use) ? copy_streamed : copy_bytes;
   const Copy copy_out = is_large ? copy_streamed : copy_bytes;

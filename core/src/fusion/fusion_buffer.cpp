@@ -17,6 +17,7 @@ void FusionBuffer::fill(const Gradient& gradient, std::size_t offset, void* from
     }
     if (!memory) memory = allocate_zeros(gradient.count * element);
     data = memory.get();
+    own = nullptr;
     std::memset(data, 0, gradient.count * element);
     return;
   }

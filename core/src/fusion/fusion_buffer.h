@@ -39,6 +39,7 @@ struct FusionBuffer {
   AlignedMemory memory;          // for a single large gradient: used only if this rank has none, or has it on a device
   std::shared_ptr<void> pinned;  // keeps `memory` pinned if some of its gradients are on devices
   std::byte* data = nullptr;     // in this step
+  std::byte* own = nullptr;      // in this step: where the means that this rank owns go; null: they stay in `data`
   std::unique_ptr<GradientCodec> codec;
   std::size_t missing = 0;        // places not filled in this step
   std::size_t coming = 0;         // gradients that were not ready in this step

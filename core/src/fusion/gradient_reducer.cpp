@@ -41,6 +41,7 @@ void GradientReducer::then(std::function<void(const std::vector<std::size_t>&)> 
 bool GradientReducer::is_used(std::size_t index) const { return impl_->is_used(index); }
 void GradientReducer::read(std::size_t index, void* out) const { impl_->read(index, out); }
 const std::vector<ShardedBuffer>& GradientReducer::sharded_buffers() const { return impl_->sharded_buffers(); }
+void GradientReducer::sum_into(std::size_t index, void* own) { impl_->sum_into(index, own); }
 const void* GradientReducer::means(std::size_t number) const { return impl_->means(number); }
 bool GradientReducer::has_means(std::size_t number) const { return impl_->has_means(number); }
 bool GradientReducer::await_means(std::size_t number, const std::function<bool()>& interrupted) {

@@ -65,6 +65,7 @@ void ParameterGather::Impl::wait(std::size_t number, const std::function<bool()>
     throw Error("[smdp] wait() for " + labels_[number] + " before ready(): say first that this rank has updated it.");
   }
   check_travels(number);
+  handle_->hurry();  // the caller has nothing else to do
   wait_for_part(*done_[number], handle_, group_, interrupted);
 }
 

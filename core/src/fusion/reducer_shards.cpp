@@ -14,6 +14,24 @@ const std::vector<ShardedBuffer>& GradientReducer::Impl::sharded_buffers() const
   return sharded_;
 }
 
+void GradientReducer::Impl::sum_into(std::size_t index, void* own) {
+  check_sharded("sum_into()");
+  check_index(index);
+  const Lock lock(mutex_);
+  FusionBuffer& buffer = buffers_[plan_->place(index).buffer];
+  if (!buffer.plan.is_alone || kept_->has_state()) {
+    throw InvalidArgument("[smdp] sum_into() for gradient '" + gradients_[index].name +
+                          "', which is not summed in its own memory, or is looked at when the step ends. Call it for "
+                          "gradients that are alone in their buffer, without compression 'int8' and 'topk'.");
+  }
+  begin_step();
+  if (is_finished_ || used_[index] != kAbsent) {
+    throw Error("[smdp] sum_into() for gradient '" + gradients_[index].name +
+                "' after ready(). Call it before, in the same step.");
+  }
+  buffer.own = static_cast<std::byte*>(own);
+}
+
 const void* GradientReducer::Impl::means(std::size_t number) const { return sharded_buffer("means()", number).data; }
 
 bool GradientReducer::Impl::has_means(std::size_t number) {

@@ -290,6 +290,7 @@ void GradientReducer::Impl::begin_step() {
     buffer.first = {};
     buffer.returned = {};
     buffer.is_finite.reset();
+    buffer.own = nullptr;
   }
   notes_.reset(gradients_.size(), static_cast<std::size_t>(group_->size()), steps_ == 0);
   batch_->begin([this](const FusionBuffer& buffer) { return reduction_of(buffer); });

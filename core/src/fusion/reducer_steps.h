@@ -71,6 +71,7 @@ class GradientReducer::Impl {
 
   // reducer_shards.cpp
   const std::vector<ShardedBuffer>& sharded_buffers() const;
+  void sum_into(std::size_t index, void* own);
   const void* means(std::size_t number) const;
   bool has_means(std::size_t number);
   bool await_means(std::size_t number, const std::function<bool()>& interrupted);

@@ -44,7 +44,7 @@ void StepBatch::send_filled(bool is_finished) {
   for (; next_ < sequence_.size(); ++next_) {
     FusionBuffer& buffer = buffers_[sequence_[next_]];
     if (buffer.missing != 0) break;
-    batch_->place(next_, buffer.data);
+    batch_->place(next_, buffer.data, buffer.own);
   }
   if (next_ == before && !is_finished) return;
   const bool is_all = is_finished && next_ == sequence_.size();

@@ -70,6 +70,7 @@ class GradientHooks:
         shards: The object that owns pieces of the means, initially None: every rank has all means.
         which: Tells users which parameters these are.
         lent: Gradients of this backward that the core uses, by index. `freed`: those it does not need.
+        own: Memory for this rank's values of means that are not summed in the gradients, by index.
         scope: "world" or "host" once the means are owned in shards, initially "none".
     """
 
@@ -133,6 +134,7 @@ class GradientHooks:
         self.sparse = SparseGradients(known, self.parameters)
         # Assigned after the reducer, which ends its operations before this memory is freed.
         self.lent: dict[int, Tensor] = {}
+        self.own: dict[int, Tensor] = {}
         self._hooks = ParameterHooks(self.parameters, partial(_taking, weakref.ref(self)))
 
     def shard(self, scope: str, whole: Collection[int]) -> _core.GradientReducer:
@@ -244,7 +246,8 @@ class GradientHooks:
             return
         self._is_added[index] = None
         # A hook registered later may still change or consume the gradient; then the end of backward sends it.
-        if parameter.grad is not None and self.is_last(index) and not self._may_come_again(index):
+        may_change = self._learns_sparse or self.repeated.may_come_again(index)
+        if parameter.grad is not None and self.is_last(index) and not may_change:
             try:
                 self.hand_over(index, parameter)
                 if self.shards is not None:
@@ -253,10 +256,6 @@ class GradientHooks:
                 if not self._has_come:  # nothing was sent
                     self._forget()
                 raise
-
-    def _may_come_again(self, index: int) -> bool:
-        """Returns whether this gradient, or its layout, may change before the end of backward."""
-        return self._learns_sparse or self.repeated.may_come_again(index)
 
     def is_last(self, index: int) -> bool:
         """Returns whether no later hook on the parameter can change its gradient."""
@@ -334,6 +333,8 @@ class GradientHooks:
             # it need this rank's own values.
             grad = grad.clone()
         self.lent[index] = grad
+        if self.shards is not None:
+            self.shards.hand_over(index)
         self.reducer.ready(index, grad.data_ptr(), is_used=is_used)
 
     def _send(self) -> None:
@@ -391,16 +392,14 @@ class GradientHooks:
             The mean, or None if no rank had a gradient.
         """
         lent = self.lent.pop(index, None)
-        if self.shards is None and index in self._left and not self.reducer.is_used(index):
-            return grad
         if self.shards is not None:
             # With a gradient on this rank the answer is known, even before the reducer's step has ended.
             if grad is None and index not in self.freed and not self.reducer.is_used(index):
                 return None
             mean = self.shards.mean(index, lent)
             return mean if self.scale == 1.0 else mean.mul_(self.scale)
-        if grad is None and not self.reducer.is_used(index):
-            return None
+        if (grad is None or index in self._left) and not self.reducer.is_used(index):
+            return grad
         if index in self.sparse.indices:
             grad = self.sparse.take(index)
         elif grad is None:

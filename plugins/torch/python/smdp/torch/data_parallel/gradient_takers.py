@@ -28,6 +28,9 @@ class Shards(Protocol):
             lent: The tensor that this rank handed over, or None.
         """
 
+    def hand_over(self, index: int) -> None:
+        """Is called before the reducer gets a gradient."""
+
     def handed_over(self, index: int) -> None:
         """Is called in backward when this rank has handed over a gradient."""
 

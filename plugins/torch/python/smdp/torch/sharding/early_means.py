@@ -1,4 +1,4 @@
-"""Means that replace whole gradients while backward goes on."""
+"""Memory for this rank's parts of the means, and gradients that are freed while backward goes on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.data_parallel.reducer_options import KEEPING_COMPRESSIONS
 from smdp.torch.sharding.shard_layout import ShardLayout
 
-_MOST_BYTES = 32 << 20  # of gradients that are not summed yet, besides the newest one
+_MOST_BYTES = 16 << 20  # of gradients that are not summed yet, besides the newest one
 
 
 class EarlyMeans:
-    """Frees the gradients of this rank as soon as they are summed, and keeps its pieces of the means.
+    """Frees the gradients of this rank as soon as they are summed.
 
-    Backward waits if it is far ahead of the sums, so that few gradients are in memory at any time.
+    What this rank owns of the mean of a large gradient is summed into memory of its own. Backward waits if it
+    is far ahead of the sums, so that few gradients are in memory at any time.
 
     Args:
         hooks: Hand gradients over.
@@ -33,7 +34,20 @@ class EarlyMeans:
         # Where compression keeps errors, the reducer looks at all sums when the step ends.
         self._is_on = hooks.compression not in KEEPING_COMPRESSIONS
         self._coming: deque[int] = deque()
-        self._kept: dict[int, list[Tensor]] = {}
+        # Kept, because allocating it in every step would scatter it among gradients that are freed.
+        self._own: dict[int, Tensor] = {}
+
+    def hand_over(self, index: int) -> None:
+        """Provides memory for the mean of a gradient that the reducer is about to get."""
+        pieces = self._layout.pieces[index]
+        if not self._is_on or not self._layout.is_alone(index) or not pieces:
+            return
+        own = self._own.get(index)
+        if own is None:
+            count = sum(piece.end - piece.begin for piece in pieces)
+            own = self._own[index] = torch.empty(count, dtype=self._layout.parameters[index].dtype)
+        self._hooks.own[index] = own
+        self._reducer.sum_into(index, own.data_ptr())
 
     def handed_over(self, index: int) -> None:
         """Frees what is summed. A gradient that is not alone in its buffer was copied there."""
@@ -53,11 +67,7 @@ class EarlyMeans:
             if not (self._reducer.await_means(number) if must_wait else self._reducer.has_means(number)):
                 return
             self._coming.popleft()
-            grad = coming.pop(oldest)
-            ahead -= grad.nbytes
-            with torch.no_grad():
-                self._kept[oldest] = [piece.clone() for piece in self._layout.means(oldest, grad)]
-            del grad
+            ahead -= coming.pop(oldest).nbytes
             self._free(oldest)
 
     def _free(self, index: int) -> None:
@@ -65,7 +75,7 @@ class EarlyMeans:
         self._hooks.freed.add(index)
         del self._hooks.lent[index]
 
-    def take(self, index: int) -> list[Tensor] | None:
-        """Returns the pieces of a mean whose gradient is freed, or None. Backward has ended."""
-        self._coming.clear()
-        return self._kept.pop(index, None)
+    def take(self, index: int) -> Tensor | None:
+        """Returns this rank's values of a mean, or None if they replace those of the gradient."""
+        self._coming.clear()  # backward has ended
+        return self._hooks.own.pop(index, None)

@@ -65,10 +65,10 @@ class MeansUnderWay:
         """Waits until all means have arrived."""
         self.end()
 
-    def lend(self, grad: Tensor) -> None:
+    def lend(self, *memory: Tensor | None) -> None:
         """Keeps memory that the reducer uses alive until all means have arrived."""
         if not self.is_over:
-            self._lent.append(grad)
+            self._lent.extend(one for one in memory if one is not None)
 
     def in_order(self) -> Iterator[list[int]]:
         """Returns the fusion buffers as their means arrive, with the front layers as early as possible.

@@ -129,20 +129,23 @@ class ShardLayout:
         parameter = self.parameters[index]
         return piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
 
-    def means(self, index: int, lent: Tensor | None) -> list[Tensor]:
+    def means(self, index: int, lent: Tensor | None, own: Tensor | None = None) -> list[Tensor]:
         """Returns views of this rank's pieces of a mean, which have these values until the next step.
 
         Args:
             index: The parameter's index.
             lent: The gradient that this rank handed over, in whose memory a large one is summed.
+            own: Memory in which its pieces were summed instead, side by side. None: there is none.
         """
+        if own is not None:
+            return list(own.split([piece.end - piece.begin for piece in self.pieces[index]]))
+        if not self.pieces[index]:
+            return []
         number, offset = self._place[index]
         buffer = self._buffers[number]
         if buffer.is_alone and lent is not None:
             flat = flattened(lent)
             return [flat[piece.begin : piece.end] for piece in self.pieces[index]]
-        if buffer.count == 0:
-            return []
         dtype = self._forms[index].dtype
         memory = (ctypes.c_byte * (buffer.count * dtype.itemsize)).from_address(self._reducer.means(number))
         memory.__dict__["reducer"] = self._reducer  # it owns the memory, and lives as long as the views

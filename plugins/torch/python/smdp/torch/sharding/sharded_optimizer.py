@@ -171,9 +171,7 @@ class ShardedOptimizer(OptimizerLink):
         if self._common is not None:
             self._watch = WriteWatch(model.module, hooks.parameters, names, self._common.await_host)
             self._common.trim()
-        self._early = None
-        if isinstance(hooks, GradientHooks):
-            self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
+        self._early: EarlyMeans | None = None
         self._state = ShardedState(optimizer, self.layout, owners, self._index, self._masters)
         for one in given:
             self._state.add(one, ways.keys)
@@ -199,6 +197,7 @@ class ShardedOptimizer(OptimizerLink):
             self._waits.settle_before_saving(module.modules())
         hooks.shards = self
         if isinstance(hooks, GradientHooks):
+            self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
             move_residuals(hooks, unsharded, self.layout)
             hooks.deferral = self._means
         end_at_exit(self)
@@ -261,15 +260,18 @@ class ShardedOptimizer(OptimizerLink):
 
     def mean(self, index: int, lent: Tensor | None) -> Tensor:
         """Returns the mean of a gradient, of which this rank has its pieces."""
-        if lent is not None and self.layout.is_alone(index):
-            self._means.lend(lent)
-        early = None if self._early is None else self._early.take(index)
-        pieces = self.layout.means(index, lent) if early is None else early
-        parameter = self._hooks.parameters[index]
-        return ShardedGradient(parameter, index, self.layout.pieces[index], pieces, self._owners)
+        own = None if self._early is None else self._early.take(index)
+        self._means.lend(own, lent if self.layout.is_alone(index) else None)
+        parameter, ranges = self._hooks.parameters[index], self.layout.pieces[index]
+        return ShardedGradient(parameter, index, ranges, self.layout.means(index, lent, own), self._owners)
+
+    def hand_over(self, index: int) -> None:
+        """Makes memory for the mean of a gradient."""
+        if self._early is not None:
+            self._early.hand_over(index)
 
     def handed_over(self, index: int) -> None:
-        """Frees gradients that are summed already, where parameters are shared."""
+        """Frees gradients that are summed already."""
         if self._early is not None:
             self._early.handed_over(index)
 
