@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 
 class ChangedBuffers:
@@ -34,7 +35,8 @@ class ChangedBuffers:
         before = [self._state(place) for place in self._holders]
         yield
         for place, state in zip(self._holders, before, strict=True):
-            if self._state(place) != state:
+            # Norms change their statistics without counting it as a version.
+            if self._state(place) != state or (isinstance(place[0], _NormBase) and place[0].training):
                 self._changed[place] = None
 
     @contextlib.contextmanager

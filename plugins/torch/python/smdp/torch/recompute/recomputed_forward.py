@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from smdp.torch.recompute.changed_buffers import ChangedBuffers
@@ -84,7 +86,9 @@ class RecomputedForward:
         return run_by(self.rule, self.name, self._call, args, kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._compiled or self.plain
+        call = self.plain
+        if self._compiled is not None and not _are_predicted((args, kwargs)):
+            call = self._compiled
         if is_running_again():
             with self._buffers.kept():
                 return call(*args, **kwargs)
@@ -144,6 +148,11 @@ def wrap_forward(module: nn.Module, method: str, wrap: Callable[[Callable[..., A
 def _is_between_units() -> bool:
     """Returns whether the interpreter of a pipelined model executes the calls, so this is not in a unit."""
     return any(hasattr(mode, "call_unit") for mode in _get_current_function_mode_stack())
+
+
+def _are_predicted(arguments: Any) -> bool:
+    """Returns whether a call computes nothing, and should not be compiled for such arguments."""
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(arguments))
 
 
 def _is_cache(item: Any) -> bool:
