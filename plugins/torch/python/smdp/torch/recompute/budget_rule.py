@@ -1,4 +1,4 @@
-"""The rule for a budget: measures modules in their first calls, and then recomputes as few as the budget allows.
+"""The rule for a budget: measures modules in their first calls, and then recomputes as few as possible.
 
 The first forward recomputes every module, which takes the least memory of all rules that need no costs. Each
 call is timed, and the tensors that it would keep are counted.
@@ -128,9 +128,10 @@ class BudgetRule:
         if found is None:
             least = least_budget(costs, self._in_flight)
             raise ValueError(
-                f"[smdp] {self._argument} = {self._policy.name} cannot be met: {counted(len(names), 'module')}"
-                f" keep {plain} bytes for backward without recomputation, and at least {least} with it. Allow"
-                f" {least} bytes, use smaller batches or microbatches, or offload activations."
+                f"[smdp] {self._argument} = {self._policy.name} cannot be met:"
+                f" {counted(len(names), 'module')} keep {plain} bytes without recomputation, and at least"
+                f" {least} with it. Allow {least} bytes, use smaller batches or microbatches, or offload"
+                " activations."
             )
         self._chosen = {}
         for begin, end in found:

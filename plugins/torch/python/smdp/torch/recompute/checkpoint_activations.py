@@ -71,8 +71,8 @@ def rows_to_recompute(model: nn.Module) -> tuple[tuple[str, ...], ...]:
         raise ValueError(f"[smdp] checkpoint_activations() got {type(model).__name__}; expected a module")
     if has_checkpoints(model):
         raise ValueError(
-            f"[smdp] {type(model).__name__} checkpoints activations itself, so they would be recomputed twice;"
-            " call model.gradient_checkpointing_disable(), or leave out the policy"
+            f"[smdp] {type(model).__name__} checkpoints activations itself, so they would be recomputed"
+            " twice; call model.gradient_checkpointing_disable(), or leave out the policy"
         )
     rows = find_rows(model)
     if not rows:

@@ -10,8 +10,8 @@ _UNITS = {"B": 1, **{f"{k}B": 1000**n for n, k in enumerate("KMGT", 1)}}
 _UNITS |= {f"{k}iB": 1024**n for n, k in enumerate("KMGT", 1)}
 _ALLOWED = (
     "'each', 'contiguous', 'group_N' with N modules, such as 'group_2', 'selective', or a budget: bytes (an"
-    " integer, or a text such as '2GB'), or a part of what training keeps without recomputation (a float above"
-    " 0 and up to 1)"
+    " integer, or a text such as '2GB'), or a part of what training keeps without recomputation (a float"
+    " above 0 and up to 1)"
 )
 
 

@@ -10,8 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
+from smdp.torch.recompute.changed_buffers import ChangedBuffers
+from smdp.torch.recompute.recomputed_group import is_running_again
 from smdp.torch.recompute.rules import Rule, units_follow
 
 _log = logging.getLogger(__name__)
@@ -39,6 +44,7 @@ class RecomputedForward:
         self._module = module
         self._own: Callable[..., Any] | None = vars(module).get("forward")
         self._compiled: Callable[..., Any] | None = None
+        self._buffers = ChangedBuffers(module)
 
     @property
     def plain(self) -> Callable[..., Any]:
@@ -66,12 +72,28 @@ class RecomputedForward:
         else:
             self._module.forward = self._own
 
-    @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's forward so that backward recomputes its activations."""
+        if torch.compiler.is_compiling():
+            # The compiler of a whole model knows torch's checkpoints, which it turns into parts of its graph.
+            return checkpoint(self.plain, *args, use_reentrant=False, **kwargs)
+        return self._run(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             args, kwargs = self._without_caches(args, kwargs)
-        return run_by(self.rule, self.name, self._compiled or self.plain, args, kwargs)
+        return run_by(self.rule, self.name, self._call, args, kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.plain
+        if self._compiled is not None and not _are_predicted((args, kwargs)):
+            call = self._compiled
+        if is_running_again():
+            with self._buffers.kept():
+                return call(*args, **kwargs)
+        with self._buffers.watched():
+            return call(*args, **kwargs)
 
     def _without_caches(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         caches = [name for name, item in kwargs.items() if _is_cache(item)]
@@ -126,6 +148,11 @@ def wrap_forward(module: nn.Module, method: str, wrap: Callable[[Callable[..., A
 def _is_between_units() -> bool:
     """Returns whether the interpreter of a pipelined model executes the calls, so this is not in a unit."""
     return any(hasattr(mode, "call_unit") for mode in _get_current_function_mode_stack())
+
+
+def _are_predicted(arguments: Any) -> bool:
+    """Returns whether a call computes nothing, and should not be compiled for such arguments."""
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(arguments))
 
 
 def _is_cache(item: Any) -> bool:

@@ -33,6 +33,11 @@ ContextPair = Callable[[], tuple[AbstractContextManager[Any], AbstractContextMan
 _thread = threading.local()
 
 
+def is_running_again() -> bool:
+    """Returns whether this thread recomputes activations."""
+    return getattr(_thread, "is_again", False)
+
+
 @contextlib.contextmanager
 def used_twice() -> Iterator[None]:
     """Says that backward will open the tensors saved in the context twice: for inputs, then for weights."""
@@ -125,6 +130,7 @@ class RecomputedGroup:
         found = self._known.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _pack(self, tensor: Tensor) -> _Handle:
         handle = _Handle(self, getattr(_thread, "uses", 1))
         self._handles.append(weakref.ref(handle))
@@ -148,6 +154,7 @@ class RecomputedGroup:
         filled = 0
         name = ""
 
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def fill(tensor: Tensor) -> Tensor:
             nonlocal filled
             if filled == len(self._handles):
@@ -171,9 +178,13 @@ class RecomputedGroup:
             saved_tensors_hooks(fill, _same),
             contextlib.suppress(_Complete),
         ):
-            for call in self._calls:
-                name = call.name
-                made.append(call.run(inputs, made))
+            was_again, _thread.is_again = is_running_again(), True
+            try:
+                for call in self._calls:
+                    name = call.name
+                    made.append(call.run(inputs, made))
+            finally:
+                _thread.is_again = was_again
         if filled < len(self._handles):
             raise RuntimeError(_mismatch(name, f"saves {filled} tensors instead of {len(self._handles)}"))
 
@@ -182,7 +193,7 @@ class _Source(NamedTuple):
     """Where a call gets an argument from: a call of its group, or with -1 the inputs of the group."""
 
     call: int
-    index: int
+    place: int
 
 
 class _Call(NamedTuple):
@@ -196,14 +207,15 @@ class _Call(NamedTuple):
     def run(self, inputs: Sequence[Tensor], made: Sequence[Sequence[Any]]) -> list[Any]:
         """Runs the call again, and returns the leaves of its result."""
         leaves = [
-            (inputs if source.call < 0 else made[source.call])[source.index]
+            (inputs if source.call < 0 else made[source.call])[source.place]
             if isinstance(source, _Source)
             else source
             for source in self.sources
         ]
         args, kwargs = tree_unflatten(leaves, self.spec)
         with self.state.restored(), self.context:
-            return tree_leaves(self.function(*args, **kwargs))
+            result: list[Any] = tree_leaves(self.function(*args, **kwargs))
+        return result
 
 
 class _Handle:
@@ -246,6 +258,7 @@ def _kept(tensors: list[Tensor]) -> Any:
     return _Kept.apply(anchor, *tensors).grad_fn
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _open(handle: _Handle) -> Tensor:
     if handle.tensor is None:
         handle.group.rebuild(handle)

@@ -53,7 +53,12 @@ class Unit:
 
     def compile(self) -> None:
         """Compiles the calls that compute with `torch.compile`; calls on placeholders are not compiled."""
-        self.original = torch.compile(self.plain)
+        within = [vars(part).get("forward") for part in self.module.modules() if part is not self.module]
+        for forward in (self.plain, *within):
+            if hasattr(forward, "compile"):  # recomputation, which compiles the forward that it runs
+                forward.compile()
+        if not hasattr(self.plain, "compile"):
+            self.original = torch.compile(self.plain)
 
     def restore(self) -> None:
         """Restores the module's own forward."""
