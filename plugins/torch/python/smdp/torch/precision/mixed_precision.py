@@ -63,6 +63,7 @@ class MixedPrecision(OptimizerLink):
     """
 
     takes_loss_scale = True  # to refuse it
+    needs_all_gradients = True
     # A loss scaler would otherwise unscale the gradients itself.
     _step_supports_amp_scaling = True
 
