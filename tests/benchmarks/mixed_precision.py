@@ -1,7 +1,7 @@
 """A language model on one CPU in 32 bits, under autocast, and with MixedPrecision: time and memory of a step.
 
-Each kind trains in a process of its own. The processes take turns, so that other work on the machine meets
-all of them, and the fastest step of each counts.
+Each kind trains in a process of its own, with one thread. The processes take turns, and the fastest step of
+each counts. Times are those of the processor, which other work on the machine changes little.
 
     python tests/benchmarks/mixed_precision.py
 """
@@ -88,7 +88,7 @@ def train(options: argparse.Namespace) -> Iterator[dict[str, float]]:
         )
     tokens = torch.randint(VOCABULARY, (options.batch, LENGTH))
     for _ in sys.stdin:
-        started = time.perf_counter()
+        started = time.process_time()
         for part in tokens.chunk(options.microbatches):
             with torch.autocast("cpu", torch.bfloat16, enabled=options.kind == "autocast bf16"):
                 loss = model(part) / options.microbatches
@@ -96,7 +96,7 @@ def train(options: argparse.Namespace) -> Iterator[dict[str, float]]:
                 loss.backward()
             else:
                 mixed.backward(loss)
-        updated = time.perf_counter()
+        updated = time.process_time()
         held = sum(
             each.nbytes + (0 if each.grad is None else each.grad.nbytes) for each in model.parameters()
         )
@@ -109,8 +109,8 @@ def train(options: argparse.Namespace) -> Iterator[dict[str, float]]:
             mixed.step()
             mixed.zero_grad()
         yield {
-            "step": time.perf_counter() - started,
-            "update": time.perf_counter() - updated,
+            "step": time.process_time() - started,
+            "update": time.process_time() - updated,
             "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "held": held / 2**20,
             "loss": loss.item() * options.microbatches,
