@@ -260,6 +260,20 @@ def test_a_closure_with_a_static_scale() -> None:
     assert losses[2] < 0.5 * losses[0]
 
 
+def test_an_infinite_norm_with_a_static_scale() -> None:
+    """As torch's clipping, it leaves NaN in place of the infinite element and zeros elsewhere."""
+    model, optimizer = mixed(torch.bfloat16)
+    optimizer.backward(loss_of(model, 0))
+    model.wide.weight.grad[0, 0] = math.inf
+    before = bits(model)
+    assert optimizer.clip_master_grads(1.0) == math.inf
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    optimizer.step()
+    assert not optimizer.overflow
+    assert model.wide.weight.isnan().sum() == 1
+    assert torch.equal(model.narrow.weight, before["narrow.weight"])
+
+
 def test_groups_may_be_added() -> None:
     model = lower_precision(made(Net))
     optimizer = MixedPrecision(torch.optim.AdamW(model.wide.parameters(), lr=1e-2), model)

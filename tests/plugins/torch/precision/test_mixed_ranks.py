@@ -22,6 +22,7 @@ from smdp.torch import (
     DynamicLossScale,
     MixedPrecision,
     ShardedOptimizer,
+    StepInForward,
     lower_precision,
 )
 from smdp.torch.checkpoints import checkpoint
@@ -150,16 +151,17 @@ def stages() -> None:
     def train_step(pipe: smdp.torch.PipelinedModule, optimizer: MixedPrecision) -> None:
         pipe.train_step(steps[0], language_loss, scaler=optimizer)
 
-    for dtype in (torch.bfloat16, torch.float16):
+    are_sharded = dist.get_world_size() > 2
+    for dtype in (torch.float16,) if are_sharded else (torch.bfloat16, torch.float16):
         scale = DynamicLossScale(2.0**12, scale_window=2) if dtype is torch.float16 else None
         expected = [alone(dtype, loss_scale=scale, accumulate_in_fp32=wide) for wide in (False, True)]
         norms = [[train(*each, batch) for batch in steps] for each in expected]
         assert not same(expected[0][0], expected[1][0])
-        for schedule, wide in (("1f1b", False), ("zb_1p", True)):
+        for schedule, wide in (("1f1b", False), ("zb_1p", True))[are_sharded:]:
             model = lower_precision(made(small), dtype)
             pipe = smdp.torch.pipeline(model, 2, MICROBATCHES, schedule, example_inputs=steps[0])
             inner: torch.optim.Optimizer = adamw(pipe)
-            if dist.get_world_size() > 2:
+            if are_sharded:
                 inner = ShardedOptimizer(inner, pipe, master_dtype=torch.float32)
             optimizer = MixedPrecision(inner, pipe, dtype, loss_scale=scale, accumulate_in_fp32=wide)
             for batch, norm in zip(steps, norms[wide], strict=True):
@@ -247,7 +249,29 @@ def slices() -> None:
         )
 
 
+def wrong_order() -> None:
+    """Errors name the order of the calls that works."""
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    with pytest.raises(
+        ValueError, match=r"Call smdp\.torch\.lower_precision\(model, torch\.bfloat16\) before"
+    ):
+        MixedPrecision(adamw(model), model)
+    with pytest.raises(ValueError, match=r"lower_precision got a model in DistributedDataParallel"):
+        lower_precision(model)
+    pipe = smdp.torch.pipeline(made(small), 2, 2)
+    with pytest.raises(ValueError, match=r"before the model is wrapped or split"):
+        MixedPrecision(adamw(pipe), pipe)
+    model = DistributedDataParallel(lower_precision(nn.Linear(3, 3)))
+    with pytest.raises(ValueError, match=r"wrappers go around the ShardedOptimizer"):
+        ShardedOptimizer(MixedPrecision(adamw(model), model), model)
+    with pytest.raises(ValueError, match=r"StepInForward got a MixedPrecision, which needs all gradients"):
+        StepInForward(model, MixedPrecision(adamw(model), model))
+    with pytest.raises(ValueError, match=r"Create it with master_dtype=torch\.float32"):
+        MixedPrecision(ShardedOptimizer(adamw(model), model), model)
+
+
 def two_ranks() -> None:
+    wrong_order()
     replicas_and_shards()
     overflows_of_replicas()
     stages()

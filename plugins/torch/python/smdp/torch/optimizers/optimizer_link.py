@@ -31,6 +31,8 @@ class OptimizerLink(Optimizer):
 
     # Whether step() uses what a loss scaler sets if an optimizer scales by itself. Other links pass it on.
     takes_loss_scale = False
+    # Whether step() needs the gradients of all parameters before it updates any.
+    needs_all_gradients = False
 
     def __init__(self, optimizer: Optimizer) -> None:
         # torch's constructor would create groups and state.

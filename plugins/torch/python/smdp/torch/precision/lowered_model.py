@@ -93,8 +93,9 @@ def check_parameters(feature: str, model: nn.Module, dtype: torch.dtype) -> None
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise ValueError(
-                f"[smdp] {feature}: parameter {name!r} is a DTensor, as fully_shard() makes them. Use its"
-                " MixedPrecisionPolicy, which keeps the shards in 32 bits."
+                f"[smdp] {feature}: parameter {name!r} is a DTensor, as fully_shard() and ShardedDataParallel"
+                " make them, which is not supported yet. Leave the parameters in 32 bits and use"
+                " torch.autocast, or fully_shard's MixedPrecisionPolicy; or use a ShardedOptimizer."
             )
         if parameter.dtype is other:
             raise ValueError(

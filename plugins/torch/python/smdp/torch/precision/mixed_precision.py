@@ -63,6 +63,7 @@ class MixedPrecision(OptimizerLink):
     """
 
     takes_loss_scale = True  # to refuse it
+    needs_all_gradients = True
     # A loss scaler would otherwise unscale the gradients itself.
     _step_supports_amp_scaling = True
 
@@ -214,7 +215,8 @@ class MixedPrecision(OptimizerLink):
         try:
             if self.overflow:
                 return None
-            return self._update(before / clipping, closure)
+            # A factor of 0 is that of an infinite norm.
+            return self._update(before / clipping if clipping else math.inf, closure)
         finally:
             self._rescale(before)
             if self._sums is not None:

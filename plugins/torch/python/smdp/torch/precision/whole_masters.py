@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,8 +16,8 @@ from smdp.torch.optimizers.step_part import has_step_hooks, step_part
 from smdp.torch.sharding.kept_values import kept_values
 from smdp.torch.sharding.master_parameters import LOW, MASTER, MasterParameters
 
-# Of gradients with 32 bits that exist at a time, and of the masters that stay in a cache for the rounding.
-_MOST_BYTES = 8 << 20
+# Of gradients with 32 bits at a time, unless a parameter is larger. These and the masters stay in a cache.
+_MOST_BYTES = 1 << 20
 
 
 class WholeMasters:
@@ -37,6 +38,7 @@ class WholeMasters:
         self._optimizer = optimizer
         self._masters = MasterParameters(torch.float32)
         self._index: dict[Parameter, int] = {}
+        self._numbers = itertools.count()
         self._made: dict[Parameter, Parameter] = {}
         self._known: int | None = None  # the number of parameters of the last step that was made as a whole
         self._is_per_group = False
@@ -48,7 +50,7 @@ class WholeMasters:
             for parameter in group["params"]:
                 if parameter in self._index or parameter.dtype not in LOW:
                     continue
-                index = self._index[parameter] = len(self._index)
+                index = self._index[parameter] = next(self._numbers)
                 (master,) = self._masters.pieces(index, [parameter.detach()], parameter.dtype)
                 self._made[parameter] = master
                 state = self._optimizer.state.pop(parameter, None)
@@ -85,7 +87,6 @@ class WholeMasters:
             What the optimizer's step has returned.
         """
         self.add_new()
-        self._follow()
         groups = self._optimizer.param_groups
         count = sum(len(group["params"]) for group in groups)
         if closure is not None or count != self._known or self._is_per_group:
@@ -158,12 +159,6 @@ class WholeMasters:
     def _members(self) -> list[Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
-    def _follow(self) -> None:
-        with torch.no_grad():
-            for parameter, index in self._index.items():
-                self._masters.look_at(index, [parameter.detach()])
-                self._masters.follow(index, [self._made[parameter]])
-
     def _step_whole(self, factor: Tensor | None, closure: Callable[[], Any] | None, count: int) -> Any:
         before = None if self._is_per_group else kept_values(self._optimizer)
         members = self._members()
@@ -177,7 +172,8 @@ class WholeMasters:
             self._give(members, factor)
             return loss
 
-        self._give(members, factor)
+        if closure is None:
+            self._give(members, factor)
         try:
             with self._in_groups():
                 result = self._optimizer.step() if closure is None else self._optimizer.step(again)
@@ -233,10 +229,17 @@ class WholeMasters:
                 continue
             gradient, master = parameter.grad.detach(), self.of(parameter)
             if master is not parameter:
+                self._follow(parameter, master)
                 wide = gradient.to(master.dtype)
                 master.grad = wide if factor is None else wide.mul_(factor.to(wide.device))
             elif factor is not None:
                 parameter.grad = gradient * factor.to(gradient.device)
+
+    def _follow(self, parameter: Parameter, master: Parameter) -> None:
+        with torch.no_grad():
+            index = self._index[parameter]
+            self._masters.look_at(index, [parameter.detach()])
+            self._masters.follow(index, [master])
 
     def _round(self, members: list[Parameter]) -> None:
         with torch.no_grad():

@@ -73,6 +73,11 @@ class StepInForward:
                     f"[smdp] StepInForward got a {type(optimizer).__name__} in place of an optimizer. Pass"
                     " torch optimizers, and modules as units=[...]."
                 )
+            if getattr(optimizer, "needs_all_gradients", False):
+                raise ValueError(
+                    f"[smdp] StepInForward got a {type(optimizer).__name__}, which needs all gradients before"
+                    " it updates any. Use it without StepInForward."
+                )
         root = model.module
         chosen = default_units(root) if units is None else list(units)
         inside = {id(module) for module in root.modules()}
