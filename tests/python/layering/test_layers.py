@@ -162,7 +162,7 @@ ROOMS: dict[str, set[str]] = {
     "model_parallel.job": {"pipelining.transfers", "mesh"},
     "model_parallel.modules": _BELOW_ENGINE
     | {"model_parallel.job", "pipelining.engine", "pipelining.pipelined", "pipelining.state_dicts"}
-    | {"data_parallel", "initialization", "mesh"},
+    | {"data_parallel", "initialization", "mesh", "offload"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
     | {"precision", "sharding", "mesh", "optimizers"},

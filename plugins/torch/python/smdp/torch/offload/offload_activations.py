@@ -68,7 +68,7 @@ def offload_activations(
     if is_offloaded(model):
         raise ValueError("[smdp] offload_activations() was called for this model before; call it once")
     blocks = default_units(model)
-    if len(blocks) < 2:
+    if not has_blocks(model):
         raise ValueError(
             f"[smdp] offload_activations(): {type(model).__name__} has {len(blocks)} blocks (elements of a"
             " ModuleList or Sequential). Put the repeated layers of the model into one."
@@ -85,6 +85,11 @@ def offload_activations(
     # Code compiled for a model of the same class without hooks would be used again, without the hooks.
     torch.compiler.reset()
     return model
+
+
+def has_blocks(model: nn.Module) -> bool:
+    """Returns whether a model has at least two blocks."""
+    return len(default_units(model)) > 1
 
 
 def is_offloaded(model: nn.Module) -> bool:
