@@ -68,7 +68,7 @@ def check() -> None:
             activation_loading_horizon=1,
             offload_directory=str(folder),
         )
-        assert written
+        assert written or (partitions, os.environ["RANK"]) == (2, "1")  # whose backward follows at once
         assert all(map(torch.equal, found, expected))
         written.clear()
     assert list(folder.iterdir()) == []
