@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from smdp._shown import shown
-from smdp.torch.forward_waits.forward_waits import default_units
 from smdp.torch.forward_waits.inert_hook import InertHook
 from smdp.torch.offload.saved_tensors import LEAST_BYTES, KnownStorages, Record, Saved, Store, keys_of, saving
 from smdp.torch.offload.stores import store_for
 from smdp.torch.offload.target import target_of
 
 _MARK = "_smdp_offloaded"
+# Containers that are never called themselves.
+_COLLECTIONS = (nn.ModuleList, nn.ModuleDict)
 
 
 def offload_activations(
@@ -28,7 +29,7 @@ def offload_activations(
 ) -> nn.Module:
     """Moves what the blocks of a model save for backward out of memory, and back ahead of their backward.
 
-    The blocks are the elements of the model's outermost ModuleLists and Sequentials. At most `horizon` + 1 of
+    The blocks are the repeated modules in the model's ModuleLists and Sequentials. At most `horizon` + 1 of
     them have their saved tensors in memory at once: the one that computes, those that still leave, and those
     that return. With activation checkpoints around or inside of the blocks, only what these keep is moved.
     Losses and gradients have the bits of training without it. A slow disk makes steps slower.
@@ -67,11 +68,11 @@ def offload_activations(
         )
     if is_offloaded(model):
         raise ValueError("[smdp] offload_activations() was called for this model before; call it once")
-    blocks = default_units(model)
+    blocks = blocks_of(model)
     if not has_blocks(model):
         raise ValueError(
-            f"[smdp] offload_activations(): {type(model).__name__} has {len(blocks)} blocks (elements of a"
-            " ModuleList or Sequential). Put the repeated layers of the model into one."
+            f"[smdp] offload_activations(): {type(model).__name__} has {len(blocks)} blocks (repeated"
+            " modules in a ModuleList or Sequential). Put the repeated layers of the model into one."
         )
     devices = {one.device for one in model.parameters()}
     if len(devices) != 1:
@@ -89,7 +90,31 @@ def offload_activations(
 
 def has_blocks(model: nn.Module) -> bool:
     """Returns whether a model has at least two blocks."""
-    return len(default_units(model)) > 1
+    return len(blocks_of(model)) > 1
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Returns the elements of a model's outermost ModuleLists, ModuleDicts and Sequentials.
+
+    A Sequential of different parts, or of Sequentials that repeat larger modules, is looked into.
+    """
+    found: list[nn.Module] = []
+    children = list(model.children())
+    kinds = Counter(type(child) for child in children)
+    for child in children:
+        if isinstance(child, _COLLECTIONS) or not isinstance(model, (nn.Sequential, *_COLLECTIONS)):
+            found += blocks_of(child)
+        elif _repeats(child) or (isinstance(model, nn.Sequential) and kinds[type(child)] == 1):
+            found += blocks_of(child) or [child]
+        else:
+            found.append(child)
+    return found
+
+
+def _repeats(module: nn.Module) -> bool:
+    """Returns whether a module is a Sequential with several modules of one class that have parts."""
+    kinds = Counter(type(child) for child in module.children() if next(child.children(), None) is not None)
+    return isinstance(module, nn.Sequential) and any(count > 1 for count in kinds.values())
 
 
 def is_offloaded(model: nn.Module) -> bool:
