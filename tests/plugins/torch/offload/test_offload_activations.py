@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable
@@ -190,6 +191,15 @@ def test_a_second_call_is_refused(tmp_path: Path) -> None:
     model = offload_activations(made(), f"disk:{tmp_path}")
     with pytest.raises(ValueError, match="was called for this model before"):
         offload_activations(model, f"disk:{tmp_path}")
+
+
+def test_a_copy_stays_in_memory(tmp_path: Path) -> None:
+    model = made()
+    activations = offloaded(model, tmp_path, 1)
+    copied = copy.deepcopy(model)
+    assert all(map(torch.equal, train(copied, 1), train(made(), 1)))
+    assert activations._records == []
+    offload_activations(copied, f"disk:{tmp_path}")
 
 
 def test_a_full_disk_ends_the_forward(tmp_path: Path) -> None:

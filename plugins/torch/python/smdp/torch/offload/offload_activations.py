@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -119,7 +119,7 @@ def _repeats(module: nn.Module) -> bool:
 
 def is_offloaded(model: nn.Module) -> bool:
     """Returns whether offload_activations() was called for a model, or for a part of it."""
-    return any(_MARK in vars(one) for one in model.modules())
+    return any(vars(one).get(_MARK) is not None for one in model.modules())
 
 
 def check_horizon(horizon: object) -> None:
@@ -175,6 +175,10 @@ class BlockActivations:
         """Returns the bytes in memory of each block that has some, in the order of the forward."""
         found = (one() for one in self._records)
         return [size for one in found if one is not None and (size := one.resident_bytes)]
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Makes copies of the model keep their saved tensors in memory, as their hooks do nothing."""
+        return _nothing, ()
 
     def _begin(self) -> None:
         model = self._model()
@@ -267,6 +271,10 @@ class _InputsHook(InertHook):
         """Calls the function. torch calls this with the module, and its arguments."""
         if self._function is not None:
             self._function(*own[1:])
+
+
+def _nothing() -> None:
+    """Stands for what a copy does not have."""
 
 
 def _is_in_backward() -> bool:
