@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from smdp.torch import offload_activations
-from smdp.torch.offload.offload_activations import BlockActivations
+from smdp.torch.offload.offload_activations import BlockActivations, blocks_of
 
 WIDTH = 64
 BLOCKS = 7
@@ -92,6 +95,45 @@ def test_the_bits_are_kept_and_few_blocks_are_in_memory(
     assert 0 < max(counts) <= horizon + 1, counts
 
 
+def test_a_slow_disk_only_slows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(call: Callable[..., int]) -> Callable[..., int]:
+        def slow(*given: Any) -> int:
+            time.sleep(0.005)
+            return call(*given)
+
+        return slow
+
+    expected = train(made(), 2)
+    monkeypatch.setattr(os, "pwrite", slowly(os.pwrite))
+    monkeypatch.setattr(os, "preadv", slowly(os.preadv))
+    model = made()
+    activations = offloaded(model, tmp_path, 1)
+    counts = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda *_: counts.append(len(activations.resident())))
+    assert all(map(torch.equal, train(model, 2), expected))
+    assert max(counts) <= 2, counts
+
+
+def test_the_blocks_are_the_repeated_modules() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lists = nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])])
+
+    small = [nn.Sequential(nn.Linear(2, 2), nn.GELU()) for _ in range(4)]
+    rows = [nn.Sequential(Block(), Block(), Block()) for _ in range(2)]
+    for model, count in (
+        (Stack(), 3),
+        (nn.Sequential(*small), 4),
+        (nn.Sequential(*rows), 6),
+        (nn.Sequential(nn.Embedding(2, 2), rows[0], nn.Linear(2, 2)), 5),
+        (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), 3),
+        (Block(), 0),
+    ):
+        assert len(blocks_of(model)) == count
+
+
 def test_a_storage_leaves_once_and_shared_ones_and_parameters_stay(tmp_path: Path) -> None:
     model = made()
     activations = offloaded(model, tmp_path, BLOCKS)
@@ -149,6 +191,15 @@ def test_a_second_call_is_refused(tmp_path: Path) -> None:
     model = offload_activations(made(), f"disk:{tmp_path}")
     with pytest.raises(ValueError, match="was called for this model before"):
         offload_activations(model, f"disk:{tmp_path}")
+
+
+def test_a_copy_stays_in_memory(tmp_path: Path) -> None:
+    model = made()
+    activations = offloaded(model, tmp_path, 1)
+    copied = copy.deepcopy(model)
+    assert all(map(torch.equal, train(copied, 1), train(made(), 1)))
+    assert activations._records == []
+    offload_activations(copied, f"disk:{tmp_path}")
 
 
 def test_a_full_disk_ends_the_forward(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +39,22 @@ def test_what_was_written_is_read(pool: PoolFile) -> None:
     for values, extent, read in zip(given, extents, reads, strict=True):
         assert torch.equal(pool.wait(read).view(torch.float32), values)
         assert torch.equal(pool.mapped(extent).view(torch.float32), values)
+
+
+def test_a_file_system_without_nameless_files_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def refusing(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return opened(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    pool = PoolFile(target_of(f"disk:{tmp_path}"))
+    values = torch.randn(1000)
+    assert torch.equal(pool.wait(pool.read(put(pool, values))).view(torch.float32), values)
+    assert list(tmp_path.iterdir()) == []
+    assert not pool.is_direct
 
 
 def test_space_is_used_again(pool: PoolFile) -> None:

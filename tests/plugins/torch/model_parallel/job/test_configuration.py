@@ -136,7 +136,7 @@ def test_undocumented_keys_are_ignored_in_one_line(caplog: pytest.LogCaptureFixt
             "needs sharded data parallelism, which smdp does not support yet",
         ),
         ({"sdp_max_live_parameters": 1.5}, "sdp_max_live_parameters must be a whole number of at least 1."),
-        ({"offload_activations": True}, "offload_activations = True needs offloading"),
+        ({"offload_directory": 3}, "'offload_directory' must be a str."),
         ({"fp16": True}, "fp16 = True needs fp16 training"),
         ({"fp16_params": True}, "fp16_params = True needs"),
         ({"bf16": True}, "bf16 = True needs"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from smdp._shown import shown
-from smdp.torch.forward_waits.forward_waits import default_units
 from smdp.torch.forward_waits.inert_hook import InertHook
 from smdp.torch.offload.saved_tensors import LEAST_BYTES, KnownStorages, Record, Saved, Store, keys_of, saving
 from smdp.torch.offload.stores import store_for
 from smdp.torch.offload.target import target_of
 
 _MARK = "_smdp_offloaded"
+# Containers that are never called themselves.
+_COLLECTIONS = (nn.ModuleList, nn.ModuleDict)
 
 
 def offload_activations(
@@ -28,7 +29,7 @@ def offload_activations(
 ) -> nn.Module:
     """Moves what the blocks of a model save for backward out of memory, and back ahead of their backward.
 
-    The blocks are the elements of the model's outermost ModuleLists and Sequentials. At most `horizon` + 1 of
+    The blocks are the repeated modules in the model's ModuleLists and Sequentials. At most `horizon` + 1 of
     them have their saved tensors in memory at once: the one that computes, those that still leave, and those
     that return. With activation checkpoints around or inside of the blocks, only what these keep is moved.
     Losses and gradients have the bits of training without it. A slow disk makes steps slower.
@@ -67,11 +68,11 @@ def offload_activations(
         )
     if is_offloaded(model):
         raise ValueError("[smdp] offload_activations() was called for this model before; call it once")
-    blocks = default_units(model)
-    if len(blocks) < 2:
+    blocks = blocks_of(model)
+    if not has_blocks(model):
         raise ValueError(
-            f"[smdp] offload_activations(): {type(model).__name__} has {len(blocks)} blocks (elements of a"
-            " ModuleList or Sequential). Put the repeated layers of the model into one."
+            f"[smdp] offload_activations(): {type(model).__name__} has {len(blocks)} blocks (repeated"
+            " modules in a ModuleList or Sequential). Put the repeated layers of the model into one."
         )
     devices = {one.device for one in model.parameters()}
     if len(devices) != 1:
@@ -87,9 +88,38 @@ def offload_activations(
     return model
 
 
+def has_blocks(model: nn.Module) -> bool:
+    """Returns whether a model has at least two blocks."""
+    return len(blocks_of(model)) > 1
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Returns the elements of a model's outermost ModuleLists, ModuleDicts and Sequentials.
+
+    A Sequential of different parts, or of Sequentials that repeat larger modules, is looked into.
+    """
+    found: list[nn.Module] = []
+    children = list(model.children())
+    kinds = Counter(type(child) for child in children)
+    for child in children:
+        if isinstance(child, _COLLECTIONS) or not isinstance(model, (nn.Sequential, *_COLLECTIONS)):
+            found += blocks_of(child)
+        elif _repeats(child) or (isinstance(model, nn.Sequential) and kinds[type(child)] == 1):
+            found += blocks_of(child) or [child]
+        else:
+            found.append(child)
+    return found
+
+
+def _repeats(module: nn.Module) -> bool:
+    """Returns whether a module is a Sequential with several modules of one class that have parts."""
+    kinds = Counter(type(child) for child in module.children() if next(child.children(), None) is not None)
+    return isinstance(module, nn.Sequential) and any(count > 1 for count in kinds.values())
+
+
 def is_offloaded(model: nn.Module) -> bool:
     """Returns whether offload_activations() was called for a model, or for a part of it."""
-    return any(_MARK in vars(one) for one in model.modules())
+    return any(vars(one).get(_MARK) is not None for one in model.modules())
 
 
 def check_horizon(horizon: object) -> None:
@@ -145,6 +175,10 @@ class BlockActivations:
         """Returns the bytes in memory of each block that has some, in the order of the forward."""
         found = (one() for one in self._records)
         return [size for one in found if one is not None and (size := one.resident_bytes)]
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Makes copies of the model keep their saved tensors in memory, as their hooks do nothing."""
+        return _nothing, ()
 
     def _begin(self) -> None:
         model = self._model()
@@ -237,6 +271,10 @@ class _InputsHook(InertHook):
         """Calls the function. torch calls this with the module, and its arguments."""
         if self._function is not None:
             self._function(*own[1:])
+
+
+def _nothing() -> None:
+    """Stands for what a copy does not have."""
 
 
 def _is_in_backward() -> bool:

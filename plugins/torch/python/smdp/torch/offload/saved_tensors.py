@@ -222,6 +222,7 @@ class Record:
         for one in self.saved:
             one.leave_again()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def pack(self, tensor: Tensor) -> Saved:
         """Takes a tensor that autograd saves. It is called by `torch.autograd.graph.saved_tensors_hooks`."""
         if tensor.is_inference():
@@ -242,6 +243,7 @@ class Record:
             self._before_use(self)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def unpack(saved: Saved) -> Tensor:
     """Returns a tensor that autograd has saved, for backward.
 

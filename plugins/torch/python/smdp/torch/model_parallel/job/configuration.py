@@ -23,7 +23,7 @@ _SCHEDULES = {"interleaved": "smp_interleaved", "simple": "gpipe", "_only_forwar
 # Undocumented keys that callers pass.
 _IGNORED = ("_match_weights", "fast_mode", "fork", "static_mode", "xla")
 # None is treated as not given.
-_OPTIONAL = ("ddp_port", "partition_file", "schedule", "seed", "virtual_stages")
+_OPTIONAL = ("ddp_port", "offload_directory", "partition_file", "schedule", "seed", "virtual_stages")
 _ALIAS = ("pipeline_parallel_degree", "partitions")
 
 
@@ -71,9 +71,14 @@ class Configuration:
             `ddp`.
         skip_tracing: Whether the model is cut by bytes of parameters instead of measured times.
         delayed_parameter_initialization: Read only by scripts; see smdp.torch.delayed_initialization.
+        offload_activations: Whether what backward needs leaves memory after the forward: on a GPU for the
+            memory of its host, on the CPU for `offload_directory`.
+        activation_loading_horizon: How many tasks ahead of its backward it returns.
         schedule: Only in smdp:  one of `smdp.pipeline.SCHEDULES`; takes precedence over `pipeline`.
         virtual_stages: Only in smdp:  virtual stages per rank. Default: the usual number for the schedule.
         seed: Only in smdp:  seed for dropout. Default: that of rank 0.
+        offload_directory: Only in smdp:  a directory on a local disk of each host, for `offload_activations`
+            of models on the CPU. Default: these stay in memory.
 
     The other keys belong to features that smdp does not support yet, or to TensorFlow. Keys that enable such
     a feature must have their default values. Keys that only tune one may have any valid value.
@@ -97,19 +102,20 @@ class Configuration:
     shard_optimizer_state: bool = _key(False, validation.flag)
     skip_tracing: bool = _key(False, validation.flag)
     delayed_parameter_initialization: bool = _key(False, validation.flag)
+    offload_activations: bool = _key(False, validation.flag)
+    activation_loading_horizon: int = _key(4, validation.count)
 
     schedule: str = _key("smp_interleaved", validation.schedule)
     virtual_stages: int | None = _key(None, validation.count)
     seed: int | None = _key(None, validation.seed)
+    offload_directory: str | None = _key(None, validation.text)
 
-    offload_activations: bool = _later(False, validation.flag, "offloading of activations")
     fp16: bool = _later(False, validation.flag, "fp16 training with a master copy in fp32")
     fp16_params: bool = _later(False, validation.flag, "modules made in fp16")
     bf16: bool = _later(False, validation.flag, "bf16 training with sharded data parallelism")
     sharded_data_parallel_degree: int = _later(1, validation.count, "sharded data parallelism")
 
     # These have no effect, because the features that they tune are disabled.
-    activation_loading_horizon: int = _key(4, validation.count)
     sdp_reduce_bucket_size: int = _key(500_000_000, validation.elements)
     sdp_param_persistence_threshold: int = _key(1_000_000, validation.elements)
     sdp_max_live_parameters: int = _key(1_000_000_000, validation.elements)

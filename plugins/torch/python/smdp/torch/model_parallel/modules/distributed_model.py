@@ -21,6 +21,7 @@ from smdp.torch.model_parallel.modules.averages_by_class import classify
 from smdp.torch.model_parallel.modules.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.modules.model_options import check_options
 from smdp.torch.model_parallel.modules.model_state import ModelState
+from smdp.torch.model_parallel.modules.offloading import offload_uncut
 from smdp.torch.model_parallel.modules.one_loss import as_one
 from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.modules.partitions import Partitions
@@ -112,6 +113,7 @@ class DistributedModel(ModelState):
         if configuration.partitions == 1:
             if self._is_delayed():
                 self._fill(module)
+            offload_uncut(configuration, module)
             mesh = state.running.mesh
             self._body = SinglePartition(
                 module,

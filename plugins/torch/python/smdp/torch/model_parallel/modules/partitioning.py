@@ -12,6 +12,7 @@ from torch import nn
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.model_parallel.modules.manual_partition import ManualPartition, assigned
+from smdp.torch.model_parallel.modules.offloading import offload_place
 from smdp.torch.pipelining.engine.program import Program
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.pipelining.pipelined.split_over_ranks import Placed, SplitOptions, split_over_ranks
@@ -77,6 +78,8 @@ def split(
         seed=configuration.seed,
         is_in_lockstep=configuration.deterministic_server,
         wording=SMP,
+        offload=offload_place(configuration, model, device or default_device()),
+        horizon=configuration.activation_loading_horizon,
     )
     if example is not None:
         args, kwargs = example

@@ -17,9 +17,7 @@ from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.engine.actions import read_row
 from smdp.torch.pipelining.engine.computations import Computations
 from smdp.torch.pipelining.engine.executor import Timed
-from smdp.torch.pipelining.engine.handlers import Handlers
-from smdp.torch.pipelining.engine.lockstep import Lockstep
-from smdp.torch.pipelining.engine.offload_actions import OffloadActions
+from smdp.torch.pipelining.engine.handlers import ActionHandler, Handlers
 from smdp.torch.pipelining.engine.program import LossFunction, LossScaler, Program, loss_of
 from smdp.torch.pipelining.engine.reduction_actions import ReductionActions
 from smdp.torch.pipelining.engine.same_batch import check_same_batch
@@ -55,9 +53,8 @@ class PipelinedModule(nn.Module):
         mesh: The ranks and groups of the job.
         seed: Seed for dropout, the same on all ranks.
         is_compiled: Whether modules are compiled by `torch.compile`.
-        is_in_lockstep: Whether host reads resume at fixed places of the schedule.
         wording: Names of the API that the user called, for messages.
-        offload: Moves what stages save for backward out of memory; None: it stays.
+        features: More handlers, which add actions to the schedule.
     """
 
     def __init__(
@@ -70,9 +67,8 @@ class PipelinedModule(nn.Module):
         seed: int,
         *,
         is_compiled: bool = False,
-        is_in_lockstep: bool = False,
         wording: Wording = PIPELINE,
-        offload: OffloadActions | None = None,
+        features: Sequence[ActionHandler] = (),
     ) -> None:
         super().__init__()
         self._wording = wording
@@ -104,10 +100,8 @@ class PipelinedModule(nn.Module):
         handlers = Handlers(
             [Computations(), TransferActions(), ReductionActions(replicas, tied, split.tied())]
         )
-        if is_in_lockstep:
-            handlers.add(Lockstep())
-        if offload is not None:
-            handlers.add(offload)
+        for feature in features:
+            handlers.add(feature)
         self._steps = Steps(
             model,
             split,

@@ -27,6 +27,8 @@ from smdp.torch.pipelining.analysis.sampled_trace import pooled
 from smdp.torch.pipelining.analysis.tracing import trace
 from smdp.torch.pipelining.analysis.unit_traces import trace_by_parameters
 from smdp.torch.pipelining.engine.actions import most_in_flight
+from smdp.torch.pipelining.engine.handlers import ActionHandler
+from smdp.torch.pipelining.engine.lockstep import Lockstep
 from smdp.torch.pipelining.engine.offload_actions import OffloadActions
 from smdp.torch.pipelining.engine.steps import Tables
 from smdp.torch.pipelining.interpreter.dry_run import users_outside_units
@@ -228,6 +230,12 @@ def split_over_ranks(
         own_units = {name for name, stages in calls.items() if own & set(stages)}
         in_flight = most_in_flight(table.rows[mesh.stage_rank]) / options.stages_per_rank
         set_policy(model, rows_in_units(rows, own_units), policy, argument="recompute", in_flight=in_flight)
+    features: list[ActionHandler] = []
+    # Layers have collectives, which ranks of one stage must run in the same order.
+    if options.is_in_lockstep or mesh.placement.tensor > 1:
+        features.append(Lockstep())
+    if store is not None:
+        features.append(OffloadActions(store, options.horizon, len(table.rank_of), model))
     seed = on_every_rank(torch.initial_seed)[0] if options.seed is None else options.seed
     return PipelinedModule(
         model,
@@ -237,10 +245,8 @@ def split_over_ranks(
         mesh,
         seed,
         is_compiled=options.is_compiled,
-        # Layers have collectives, which ranks of one stage must run in the same order.
-        is_in_lockstep=options.is_in_lockstep or mesh.placement.tensor > 1,
         wording=options.wording,
-        offload=None if store is None else OffloadActions(store, options.horizon, len(table.rank_of), model),
+        features=features,
     )
 
 
