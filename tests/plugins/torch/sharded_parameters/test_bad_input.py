@@ -70,7 +70,11 @@ def check_bad_input() -> None:
     _refused("unit 'blocks.0' contains unit 'blocks.0.up'", wrap(units=[model.blocks[0], model.blocks[0].up]))
     _refused("needs a group of the backend 'smdp'", wrap(process_group=dist.new_group(backend="gloo")))
     _refused("got a Parameter", lambda: ShardedDataParallel(model.start), TypeError)
-    _refused("rank 0 has the arguments .2, 0,", wrap(persistence_threshold=dist.get_rank()), MismatchError)
+    _refused(
+        "rank 0 has persistence_threshold = 0 where rank 1 has",
+        wrap(persistence_threshold=dist.get_rank()),
+        MismatchError,
+    )
     _refused(
         r"rank 0 has 'extra.weight' float32\[2, 3\] where rank 1",
         lambda: ShardedDataParallel(Wrong()),

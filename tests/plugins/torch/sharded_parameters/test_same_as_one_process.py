@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch_spawn import run
 
 from smdp.torch import ShardedDataParallel, clip_grad_norm_, delayed_initialization
+from smdp.torch.sharded_parameters.fsdp_groups import groups_of
 
 Maker = Callable[[Iterable[Parameter]], Optimizer]
 Change = Callable[[Model], Any]
@@ -147,6 +148,24 @@ def check_models_without_memory() -> None:
     assert difference(model.module, expected) == 0
 
 
+def check_live_limit() -> None:
+    """The next block is gathered ahead if the limit allows it, and not otherwise."""
+    sizes = [sum(one.numel() for one in part.parameters()) for part in (Model(), Model().blocks[0])]
+    whole_at_once = sizes[0] - sizes[1]  # all but one of the three blocks
+    for limit in (whole_at_once - 1, whole_at_once):
+        model = ShardedDataParallel(Model(), max_live_parameters=limit)
+        found: list[bool] = []
+        group = groups_of([model.module.blocks[1]])[0]
+
+        def look(*unused: Any, group: Any = group, found: list[bool] = found) -> None:
+            found.append(group._all_gather_result is not None)
+
+        model.module.blocks[0].register_forward_pre_hook(look)
+        for step in range(2):
+            loss_of(model, step, dist.get_rank()).backward()
+        assert found == [limit == whole_at_once] * 2
+
+
 class Half(nn.Module):
     """Ranks use different parameters of its unit."""
 
@@ -184,4 +203,5 @@ def check_the_rest() -> None:
     check_bits()
     check_clipping()
     check_models_without_memory()
+    check_live_limit()
     check_unused_parameters()

@@ -110,7 +110,15 @@ class ShardedDataParallel(nn.Module):
         everyone = averaging_group(module, process_group)
         shards = chosen_degree(degree, everyone.core.hosts)
         chosen = chosen_units(module, units)
-        options = (shards, persistence_threshold, reshard_after_forward, backward_passes, unused_parameters)
+        options = {
+            "degree": shards,
+            **limits,
+            "reshard_after_forward": reshard_after_forward,
+            "backward_passes": backward_passes,
+            "clip": clip,
+            "unused_parameters": unused_parameters,
+            "broadcast_buffers": broadcast_buffers,
+        }
         check_same_model(module, chosen, options, everyone)
         super().__init__()
         self.module = module
