@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-KINDS = ("DDP", "sharded", "sharded, parameters shared")
+KINDS = ("DDP", "sharded", "sharded, parameters shared", "ShardedDataParallel")
 IDLE = "only torch"
 _WARM, _STEPS = 2, 4
 
@@ -69,7 +69,13 @@ def train(kind: str, folder: Path, width: int, blocks: int, batch: int) -> None:
         nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         for _ in range(blocks)
     ]
-    model = smdp.torch.DistributedDataParallel(nn.Sequential(*layers))
+    inner = nn.Sequential(*layers)
+    del layers
+    model: nn.Module
+    if kind == KINDS[3]:
+        model = smdp.torch.ShardedDataParallel(inner)
+    else:
+        model = smdp.torch.DistributedDataParallel(inner)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     if kind == KINDS[1]:
         optimizer = smdp.torch.ShardedOptimizer(optimizer, model)

@@ -56,6 +56,16 @@ def shared(model: nn.Module, group: dist.ProcessGroup) -> Made:
     return wrapped, smdp.torch.ShardedOptimizer(optimizer, wrapped, share_parameters=True)
 
 
+def in_shards(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    wrapped = smdp.torch.ShardedDataParallel(model)
+    return wrapped, AdamW(wrapped.parameters(), lr=1e-4)
+
+
+def in_shards_until_backward(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    wrapped = smdp.torch.ShardedDataParallel(model, reshard_after_forward=False)
+    return wrapped, AdamW(wrapped.parameters(), lr=1e-4)
+
+
 def zero(model: nn.Module, group: dist.ProcessGroup) -> Made:
     wrapped, _ = ddp(model, group)
     return wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), AdamW, process_group=group, lr=1e-4)
@@ -87,6 +97,8 @@ def main() -> None:
         "DDP on gloo": (ddp, gloo),
         "ZeroRedundancyOptimizer on smdp": (zero, world),
         "ZeroRedundancyOptimizer on gloo": (zero, gloo),
+        "ShardedDataParallel on smdp": (in_shards, world),
+        "reshard_after_forward=False": (in_shards_until_backward, world),
         "FSDP2 on smdp": (fsdp, world),
         "FSDP2 on gloo": (fsdp, gloo),
     }

@@ -16,6 +16,7 @@ RANKS = 4
 @pytest.mark.slow
 def test_sharding_saves_memory() -> None:
     idle = most(IDLE, RANKS, [])
-    whole, sharded, shared = (most(kind, RANKS, []) - idle for kind in KINDS)
+    whole, sharded, shared, in_shards = (most(kind, RANKS, []) - idle for kind in KINDS)
     assert sharded <= 0.7 * whole, (whole, sharded)
     assert shared <= 0.5 * whole, (whole, shared)
+    assert in_shards <= 0.5 * whole, (whole, in_shards)

@@ -13,7 +13,13 @@ from torch.autograd import Variable
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
-from smdp.torch.sharded_parameters.fsdp_groups import Group, gradients, needs_reduced_at_once, reduce_with
+from smdp.torch.sharded_parameters.fsdp_groups import (
+    Group,
+    communicate_with,
+    gradients,
+    needs_reduced_at_once,
+)
+from smdp.torch.sharded_parameters.told_ranks import ToldAllGather, ToldRanks
 
 
 class AveragedShards:
@@ -25,9 +31,13 @@ class AveragedShards:
     Args:
         groups: The parameters that are reduced together, with the ranks that average them afterwards.
         passes: The number of backwards before a step, where the script does not use `no_sync()`.
+        ranks: The ranks that are told of errors.
     """
 
-    def __init__(self, groups: Sequence[tuple[Group, ProcessGroupSmdp]], passes: int) -> None:
+    def __init__(
+        self, groups: Sequence[tuple[Group, ProcessGroupSmdp]], passes: int, ranks: ToldRanks
+    ) -> None:
+        self._ranks = ranks
         self._passes = passes
         self._count = 0  # backwards since the last step
         self._is_open = False
@@ -37,7 +47,9 @@ class AveragedShards:
         self._local: dict[int, tuple[Group, ProcessGroupSmdp]] = {}  # differ between replicas
         self._under_way: list[tuple[dist.Work, Tensor]] = []
         for group, replicas in groups:
-            reduce_with(group, _ReduceScatter(self, group), _Reduced(self, group, replicas))
+            communicate_with(
+                group, ToldAllGather(ranks), _ReduceScatter(self, group), _Reduced(self, group, replicas)
+            )
 
     @property
     def is_between(self) -> bool:
@@ -66,12 +78,13 @@ class AveragedShards:
     def reduce_scatter(self, group: Group, output: Tensor, given: Tensor, ranks: Any, op: Any) -> dist.Work:
         """Starts to sum gradients over the ranks with shards."""
         self._await_end()
-        self._average_replicas()
-        work = dist.reduce_scatter_single(output, given, op=op, group=ranks, async_op=True)
-        if needs_reduced_at_once(group, output):
-            work.wait()
-        else:
-            self._under_way.append((work, given))
+        with self._ranks.told():
+            self._average_replicas()
+            work = dist.reduce_scatter_single(output, given, op=op, group=ranks, async_op=True)
+            if needs_reduced_at_once(group, output):
+                work.wait()
+            else:
+                self._under_way.append((work, given))
         return work
 
     def reduced(self, group: Group, replicas: ProcessGroupSmdp) -> None:
@@ -112,8 +125,9 @@ class AveragedShards:
     def _end(self) -> None:
         """Waits at the end of a backward."""
         self._task = -1
-        self._average_replicas(all_of_them=True)
-        self._wait()
+        with self._ranks.told():
+            self._average_replicas(all_of_them=True)
+            self._wait()
         self._is_open = not self._is_last
         if not self._is_paused:
             self._count = (self._count + 1) % self._passes

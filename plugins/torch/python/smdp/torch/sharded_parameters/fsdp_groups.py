@@ -54,8 +54,11 @@ def needs_reduced_at_once(group: Group, output: Tensor) -> bool:
     )
 
 
-def reduce_with(group: Group, reduce_scatter: Any, reduced: Callable[[Tensor], None]) -> None:
-    """Makes a group use another reduce-scatter, and call a function with each of its results."""
+def communicate_with(
+    group: Group, all_gather: Any, reduce_scatter: Any, reduced: Callable[[Tensor], None]
+) -> None:
+    """Makes a group use other collectives, and call a function with each result of the second one."""
+    group._all_gather_comm = all_gather
     group._reduce_scatter_comm = reduce_scatter
     group._all_reduce_hook = reduced
 

@@ -119,7 +119,8 @@ def averaging_group(model: nn.Module, group: dist.ProcessGroup | None) -> Proces
 
 
 def _check_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
+    # A pipelined module hides itself from the names of its modules.
+    for name, module in (("", model), *model.named_modules()):
         for kind in type(module).__mro__:
             if kind.__name__ in _WRAPPERS:
                 what = f"module {name!r}" if name else "the model"

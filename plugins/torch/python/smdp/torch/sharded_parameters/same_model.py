@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,7 +13,7 @@ from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
 def check_same_model(
-    model: nn.Module, units: Sequence[nn.Module], options: Any, group: ProcessGroupSmdp
+    model: nn.Module, units: Sequence[nn.Module], options: Mapping[str, Any], group: ProcessGroupSmdp
 ) -> None:
     """Checks that all ranks shard the same model in the same way. Collective.
 
@@ -23,7 +23,7 @@ def check_same_model(
     names = {id(module): name for name, module in model.named_modules()}
     tensors = [*model.named_parameters(), *model.named_buffers()]
     lines = [
-        f"the arguments {options}",
+        *(f"{name} = {value}" for name, value in options.items()),
         *(f"unit {names[id(unit)]!r}" for unit in units),
         *(f"{name!r} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for name, one in tensors),
     ]

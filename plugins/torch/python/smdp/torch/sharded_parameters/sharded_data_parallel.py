@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from smdp.torch.mesh.cuts import mesh_of_slices
 from smdp.torch.sharded_parameters.averaged_shards import AveragedShards
 from smdp.torch.sharded_parameters.before_step import BeforeStep
 from smdp.torch.sharded_parameters.gathered_ahead import GatheredAhead
@@ -18,6 +19,7 @@ from smdp.torch.sharded_parameters.preconditions import averaging_group, check_a
 from smdp.torch.sharded_parameters.same_model import check_same_model
 from smdp.torch.sharded_parameters.shard_groups import chosen_degree, make_groups
 from smdp.torch.sharded_parameters.shards import Shards
+from smdp.torch.sharded_parameters.told_ranks import ToldRanks
 from smdp.torch.sharded_parameters.units import chosen_units
 from smdp.torch.sharded_parameters.whole_state import accept_whole_state
 
@@ -108,7 +110,15 @@ class ShardedDataParallel(nn.Module):
         everyone = averaging_group(module, process_group)
         shards = chosen_degree(degree, everyone.core.hosts)
         chosen = chosen_units(module, units)
-        options = (shards, persistence_threshold, reshard_after_forward, backward_passes, unused_parameters)
+        options = {
+            "degree": shards,
+            **limits,
+            "reshard_after_forward": reshard_after_forward,
+            "backward_passes": backward_passes,
+            "clip": clip,
+            "unused_parameters": unused_parameters,
+            "broadcast_buffers": broadcast_buffers,
+        }
         check_same_model(module, chosen, options, everyone)
         super().__init__()
         self.module = module
@@ -116,16 +126,19 @@ class ShardedDataParallel(nn.Module):
         self.degree = shards
         self._clip = clip
         self._gives_buffers = broadcast_buffers
+        ranks = make_groups(everyone, shards, _device_type(module, device))
         kept = Shards(
             module,
             chosen,
-            make_groups(everyone, shards, _device_type(module, device)),
+            ranks,
             persistence_threshold,
             device,
             reshard_after_forward=reshard_after_forward,
             unused_parameters=unused_parameters,
         )
-        self._averaged = AveragedShards(kept.averaged, backward_passes)
+        own = [each for each in (ranks.shards, ranks.replicas) if each not in (everyone, ranks.alone)]
+        told = ToldRanks(own, mesh_of_slices(module.parameters()))
+        self._averaged = AveragedShards(kept.averaged, backward_passes, told)
         GatheredAhead(kept.root, kept.units, kept.sizes, max_live_parameters)
         accept_whole_state(module)
         self._before_step = BeforeStep(list(module.parameters()), self._prepare_step)
