@@ -25,6 +25,14 @@ class Gated(nn.Module):
         return hidden + F.dropout(self.down(F.dropout(inner, 0.1, self.training)), 0.1, self.training)
 
 
+class Skipped(Gated):
+    """Skips its linear part for some rows, at random."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        rows = torch.rand(len(hidden), 1, 1) < 0.5 if self.training else 1.0
+        return hidden + rows * (super().forward(hidden) - hidden)
+
+
 class Normed(Gated):
     """A sum over all inner features, which slices lack."""
 

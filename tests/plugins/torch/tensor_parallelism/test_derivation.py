@@ -19,6 +19,7 @@ from derived_modules import (
     Nested,
     Normed,
     Scaled,
+    Skipped,
     Tempered,
     chain,
     encoder,
@@ -49,6 +50,8 @@ def test_plans() -> None:
         "0.gate": "colwise: outputs / 2",
         "0.down": "rowwise: inputs / 2, result summed",
     }
+    # Random numbers of a trial are the same on all ranks.
+    assert lines(Skipped()) == lines(Gated())
     fused = lines(Fused())
     assert fused["0"] == "n_head = 2, embed_dim = 8"
     assert fused["0.qkv"] == "colwise: 4 heads / 2 | 4 heads / 2 | 4 heads / 2"

@@ -30,6 +30,7 @@ def join_mesh(model: nn.Module, mesh: ParallelMesh) -> None:
     axis.mesh = mesh
     for number, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, SameForwards):
+            hook.check_modules(model)
             del model._forward_pre_hooks[number]
             model._forward_pre_hooks_with_kwargs.pop(number, None)
     for parameter in model.parameters():

@@ -10,7 +10,8 @@ from torch import nn
 
 from smdp.torch.tensor_parallelism.actions.action import Action
 from smdp.torch.tensor_parallelism.actions.whole_modules import Region
-from smdp.torch.tensor_parallelism.derivation.derive import derive
+from smdp.torch.tensor_parallelism.adapters import Adapters
+from smdp.torch.tensor_parallelism.derivation.derive import Derivation, derive
 from smdp.torch.tensor_parallelism.ends import actions_on_ends, head_of
 from smdp.torch.tensor_parallelism.families.rules import rule_of
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
@@ -21,13 +22,17 @@ from smdp.torch.tensor_parallelism.preconditions import check_degree, check_plan
 _MOST_REASONS = 6
 
 
-def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> TensorParallelPlan:
+def plan_of(
+    model: nn.Module, degree: int, plan: str | Mapping[str, str], derived: Derivation | None = None
+) -> TensorParallelPlan:
     """Returns the plan of a model.
 
     Args:
         model: The model, whose modules are whole.
         degree: The number of ranks.
         plan: "auto", or words by patterns of module names, in which * is a number or any part of a name.
+        derived: What derivation_of() has found on the rank that tries divisions for all. Default: this rank
+            tries them itself if needs_derivation() says so.
 
     Raises:
         ValueError: The plan is not valid, or there is none for this model.
@@ -36,26 +41,46 @@ def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> Ten
     check_plan(plan)
     if degree == 1 and plan == "auto":
         return TensorParallelPlan(type(model).__name__, 1, "a degree of 1")
-    actions: dict[str, Action] = {}
+    adapters = Adapters(model)
+    with adapters.removed() as inner:
+        found = _plan_without_adapters(inner, degree, plan, derived)
+    return adapters.follow(found)
+
+
+def needs_derivation(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> bool:
+    """Returns whether there is neither a rule nor a plan for any module of a model.
+
+    Raises:
+        ValueError: See plan_of().
+    """
+    check_degree(degree)
+    check_plan(plan)
+    if degree == 1 or not isinstance(plan, str):
+        return False
+    with Adapters(model).removed() as inner:
+        return not _known_actions(inner, degree)[0]
+
+
+def derivation_of(model: nn.Module, degree: int) -> Derivation:
+    """Tries divisions of a model's layers in this process."""
+    with Adapters(model).removed() as inner:
+        return derive(inner, degree, head_of(inner))
+
+
+def _plan_without_adapters(
+    model: nn.Module, degree: int, plan: str | Mapping[str, str], derived: Derivation | None
+) -> TensorParallelPlan:
     reasons: dict[str, str] = {}
     default = "no rule divides it"
     if not isinstance(plan, str):
         source = "the plan that was passed"
-        actions.update(plan_by_words(model, degree, plan))
+        actions = plan_by_words(model, degree, plan)
     else:
-        ruled, own = _by_rules(model, degree), _plan_of_model(model)
-        source = "smdp's rules"
-        if own:
-            source = f"the plan of {type(model).__name__}" + (" and smdp's rules" if ruled else "")
-            actions.update(plan_by_words(model, degree, own, is_own=True))
-            # A rule is for a module with all that is in it.
-            inside = tuple(f"{name}." for name in ruled)
-            actions = {name: action for name, action in actions.items() if not name.startswith(inside)}
-        actions.update(ruled)
+        actions, source = _known_actions(model, degree)
         if not actions:
             source = "trials of its layers"
-            derived = derive(model, degree, head_of(model))
-            actions.update(derived.actions)
+            derived = derived or derive(model, degree, head_of(model))
+            actions = dict(derived.actions)
             reasons, default = derived.reasons, "only linear layers are divided"
         if not actions:
             lines = [f"\n  {name}: {reason}" for name, reason in islice(reasons.items(), _MOST_REASONS)]
@@ -71,6 +96,21 @@ def plan_of(model: nn.Module, degree: int, plan: str | Mapping[str, str]) -> Ten
         if name not in actions and next(module.parameters(recurse=False), None) is not None
     }
     return TensorParallelPlan(type(model).__name__, degree, source, actions, whole)
+
+
+def _known_actions(model: nn.Module, degree: int) -> tuple[dict[str, Action], str]:
+    """Returns what rules and the model's own plan say, and which of both this is."""
+    ruled, own = _by_rules(model, degree), _plan_of_model(model)
+    actions: dict[str, Action] = {}
+    source = "smdp's rules"
+    if own:
+        source = f"the plan of {type(model).__name__}" + (" and smdp's rules" if ruled else "")
+        actions.update(plan_by_words(model, degree, own, is_own=True))
+        # A rule is for a module with all that is in it.
+        inside = tuple(f"{name}." for name in ruled)
+        actions = {name: action for name, action in actions.items() if not name.startswith(inside)}
+    actions.update(ruled)
+    return actions, source
 
 
 def _by_rules(model: nn.Module, degree: int) -> dict[str, Action]:

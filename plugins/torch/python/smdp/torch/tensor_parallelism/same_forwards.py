@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from smdp.torch.initialization.generator_states import default_generator
+from smdp.torch.tensor_parallelism.added_modules import AddedModules
 from smdp.torch.tensor_parallelism.collectives import max_
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
@@ -26,10 +27,12 @@ class SameForwards:
 
     Args:
         axis: The ranks that hold slices of the model.
+        model: The model.
     """
 
-    def __init__(self, axis: TensorAxis) -> None:
+    def __init__(self, axis: TensorAxis, model: nn.Module) -> None:
         self._axis = axis
+        self._added = AddedModules(model)
         self._has_compared = False
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -37,11 +40,13 @@ class SameForwards:
 
         Raises:
             ValueError: The ranks got different inputs.
-            RuntimeError: A wrapper of torch averages slices of different ranks.
+            RuntimeError: A wrapper of torch averages slices of different ranks, or layers have been added.
         """
         if torch.compiler.is_compiling() or self._axis.size == 1:
             return
         _check_wrapper(self._axis)
+        if not self._has_compared or torch.is_grad_enabled():
+            self.check_modules(module)
         device = next((one.device for one in module.parameters()), torch.device("cpu"))
         if not self._has_compared:
             check_same_inputs((args, dict(kwargs)), self._axis)
@@ -49,6 +54,14 @@ class SameForwards:
         for each in dict.fromkeys((torch.device("cpu"), device)):
             if each.type != "meta":
                 take_same_generator(each, self._axis)
+
+    def check_modules(self, model: nn.Module) -> None:
+        """Checks that no layers have been put around divided ones.
+
+        Raises:
+            RuntimeError: They have.
+        """
+        self._added.check(model)
 
 
 def take_same_generator(device: torch.device, axis: TensorAxis) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from smdp.torch.tensor_parallelism.actions.embeddings import Width
 from smdp.torch.tensor_parallelism.actions.linears import Columns, Rows
 from smdp.torch.tensor_parallelism.actions.whole_modules import PartialGradient, Region
+from smdp.torch.tensor_parallelism.adapters import Adapters
 from smdp.torch.tensor_parallelism.layers.divided import divide
 from smdp.torch.tensor_parallelism.layers.partial_gradient import sum_gradients
 from smdp.torch.tensor_parallelism.layers.sequence import SequenceRegion, SequenceSlices, StackLayer
@@ -71,6 +72,11 @@ def sequence_plan_of(model: nn.Module, plan: TensorParallelPlan) -> SequencePlan
     Raises:
         ValueError: The model has no stack of layers, or the code of a layer does not work on slices.
     """
+    if Adapters(model):
+        raise ValueError(
+            "[smdp] sequence_parallel: a model with LoRA adapters cannot work on slices of the sequence. Use"
+            " sequence_parallel=False."
+        )
     found = SequencePlan()
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or not len(module):

@@ -12,10 +12,11 @@ from torch import nn
 from smdp.torch.initialization.delayed_initialization import materialize, record_initialization
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.tensor_parallelism.derivation.derive import Derivation
 from smdp.torch.tensor_parallelism.earlier_uses import check_earlier_uses
 from smdp.torch.tensor_parallelism.host_span import warn_across_hosts
 from smdp.torch.tensor_parallelism.plan import TensorParallelPlan
-from smdp.torch.tensor_parallelism.planning import plan_of
+from smdp.torch.tensor_parallelism.planning import derivation_of, needs_derivation, plan_of
 from smdp.torch.tensor_parallelism.preconditions import (
     check_model,
     check_ranks,
@@ -26,6 +27,7 @@ from smdp.torch.tensor_parallelism.same_forwards import SameForwards
 from smdp.torch.tensor_parallelism.same_values import take_same_values
 from smdp.torch.tensor_parallelism.sequence_plan import sequence_plan_of
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
+from smdp.torch.tensor_parallelism.whole_model_methods import refuse_whole_model_methods
 from smdp.torch.tensor_parallelism.whole_state_dicts import accept_whole_state
 
 M = TypeVar("M", bound=nn.Module)
@@ -81,7 +83,7 @@ def tensor_parallel(
             sequence.apply(model, axis)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         materialize(model, lambda name: True)
-    model.register_forward_pre_hook(SameForwards(axis), with_kwargs=True)
+    model.register_forward_pre_hook(SameForwards(axis, model), with_kwargs=True)
     return model
 
 
@@ -95,9 +97,12 @@ def agreed_plan(
         RuntimeError: The model cannot be divided on another rank.
     """
 
-    def checked() -> tuple[str, dict[str, tuple[int, ...]]]:
+    def needed() -> tuple[str, dict[str, tuple[int, ...]], bool]:
         check_model(model)
-        found = plan_of(model, degree, plan)
+        return "", shapes_of(model), needs_derivation(model, degree, plan)
+
+    def checked() -> tuple[str, dict[str, tuple[int, ...]]]:
+        found = plan_of(model, degree, plan, derived)
         found.check(model)
         check_earlier_uses(
             {
@@ -112,7 +117,13 @@ def agreed_plan(
         return f"{found}{', sequence parallel' if sequence_parallel else ''}", shapes_of(model)
 
     made: list[TensorParallelPlan] = []
+    derived: Derivation | None = None
     # An error on one rank is raised on all, so that no rank waits for another one.
+    told = on_every_rank(needed)
+    check_same([(text, shapes) for text, shapes, _ in told])
+    if any(is_needed for _, _, is_needed in told):
+        # One rank decides for all, because a trial may depend on random numbers or on time.
+        derived = on_every_rank(lambda: derivation_of(model, degree) if dist.get_rank() == 0 else None)[0]
     check_same(on_every_rank(checked))
     return made[0]
 
@@ -137,6 +148,7 @@ def divide_model(model: nn.Module, plan: TensorParallelPlan, mesh: ParallelMesh)
     with torch.no_grad():
         plan.apply(model, axis)
     accept_whole_state(model)
+    refuse_whole_model_methods(model)
     return axis
 
 

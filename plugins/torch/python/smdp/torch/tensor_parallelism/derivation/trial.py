@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -110,9 +110,7 @@ class Trial:
             each.detach().requires_grad_() if each is not None and each.is_floating_point() else each
             for each in self._inputs
         ]
-        with torch.set_grad_enabled(mode.has_gradients), contextlib.ExitStack() as modes:
-            if mode.trains:
-                modes.enter_context(_SeededMasks())
+        with torch.set_grad_enabled(mode.has_gradients), _OwnRandomNumbers():
             result = module(*leaves)
         outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         outputs = [each for each in outputs if each.is_floating_point()]
@@ -139,18 +137,26 @@ class _Mode:
 _MODES = (_Mode(False, False), _Mode(False, True), _Mode(True, True))
 
 
-class _SeededMasks(TorchDispatchMode):
-    """Draws the masks of dropout from a generator of this thread, so that each rank draws the same ones."""
+class _OwnRandomNumbers(TorchDispatchMode):
+    """Draws random numbers from a state of this thread, so that each rank draws the same ones."""
+
+    _lock = threading.Lock()
 
     def __init__(self) -> None:
         super().__init__()
-        self._generator = torch.Generator().manual_seed(1)
+        self._state = torch.Generator().manual_seed(1).get_state()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        seeded = {"generator": self._generator} if func is torch.ops.aten.bernoulli_.float else {}
-        return func(*args, **{**(kwargs or {}), **seeded})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        # Not all functions take a generator, so each thread in turn has the default one.
+        with self._lock, torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._state)
+            found = func(*args, **(kwargs or {}))
+            self._state = torch.get_rng_state()
+        return found
 
 
 def _with_random_values(module: nn.Module) -> nn.Module:

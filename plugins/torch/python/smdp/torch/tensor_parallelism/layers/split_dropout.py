@@ -51,6 +51,23 @@ class SplitRegion(Divided):
             return super().forward(*args, **kwargs)
 
 
+class OwnDropout(Divided):
+    """A dropout module that works on slices of the last dimension, or on whole tensors, in any region.
+
+    Attributes:
+        has_slices: Whether it works on slices.
+    """
+
+    has_slices: bool = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Drops what it would drop in one process."""
+        with SplitDropout(self.tensor_axis) as region:
+            region.is_split = self.has_slices
+            found: Tensor = super().forward(input)
+        return found
+
+
 def mark_split(is_split: bool, *, is_sequence: bool = False) -> None:
     """Records whether the code that follows in the innermost region works on slices.
 
@@ -78,11 +95,13 @@ class SplitDropout(TorchFunctionMode):
         self._joined_heads = joined_heads
         self.is_split, self.is_sequence = False, is_sequence
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> SplitDropout:
+        """Begins the region."""
         self._outer = getattr(_thread, "region", None)
         _thread.region = self
         self._checkpoint = _innermost_checkpoint()
-        return super().__enter__()
+        super().__enter__()
+        return self
 
     def __exit__(self, *error: Any) -> None:
         _thread.region = self._outer
