@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "smdp.compat",
         "smdp.torch",
         "smdp.torch.model_parallel",
+        "smdp.torch.model_parallel.nn",
         "smdp.tensorflow",
         "smdp.transformers",
         "smdp_compat",

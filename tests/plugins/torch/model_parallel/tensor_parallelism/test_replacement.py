@@ -97,7 +97,9 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(12, 8, padding_idx=0)
-        self.inner = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 8, bias=False))
+        self.inner = nn.Sequential(
+            nn.Linear(8, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 8, bias=False)
+        )
         self.outer = nn.Linear(8, 6)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -156,8 +158,10 @@ def trained_with_stages(**more: Any) -> None:
         assert abs(mean_of(loss) - losses[step]) < 1e-5
     same_state(model, expected)
     kinds = {name: model.is_distributed_parameter(each) for name, each in model.local_named_parameters()}
-    assert all(is_cut == (name in ("words.weight", "inner.0.weight", "inner.3.weight"))
-               for name, is_cut in kinds.items())
+    assert all(
+        is_cut == (name in ("words.weight", "inner.0.weight", "inner.3.weight"))
+        for name, is_cut in kinds.items()
+    )
     smp.shutdown()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.nn import LayerNorm as FusedLayerNorm
 
+from smdp.torch.model_parallel.nn import huggingface as huggingface
 from smdp.torch.model_parallel.nn.attention import DistributedAttentionLayer as DistributedAttentionLayer
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule as DistributedModule
 from smdp.torch.model_parallel.nn.embedding import DistributedEmbedding as DistributedEmbedding
@@ -31,4 +32,5 @@ __all__ = [
     "DistributedTransformerLayer",
     "DistributedTransformerOutputLayer",
     "FusedLayerNorm",
+    "huggingface",
 ]

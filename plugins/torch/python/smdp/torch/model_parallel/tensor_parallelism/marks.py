@@ -1,4 +1,4 @@
-"""Marks modules that tensor parallelism may replace: `smp.tensor_parallelism`, `smp.set_tensor_parallelism`."""
+"""`smp.tensor_parallelism` and `smp.set_tensor_parallelism`: mark modules that may be replaced."""
 
 from __future__ import annotations
 

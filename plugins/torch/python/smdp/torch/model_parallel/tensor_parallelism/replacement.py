@@ -45,9 +45,7 @@ def replace_marked(model: nn.Module) -> nn.Module:
         lines = ", ".join(f"{name or 'the model'} ({reason})" for name, reason in skipped.items())
         _log.warning("[smdp] tensor parallelism leaves these modules as they are: %s", lines)
     if axis.size > 1:
-        take_same_values(
-            nn.ModuleList(module for module, found in chosen.values() if found.copies), axis
-        )
+        take_same_values(nn.ModuleList(module for module, found in chosen.values() if found.copies), axis)
     made: dict[int, nn.Module] = {}
     for name, (module, found) in chosen.items():
         made[id(module)] = _substitute(module, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -88,9 +89,7 @@ def encoder(theirs: Forward) -> Callable[..., Any]:
             lowest = torch.finfo(hidden.dtype).min
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, lowest)
         found = forward((hidden, mask))[0]
-        return _output(
-            "BaseModelOutputWithPastAndCrossAttentions", given, module, last_hidden_state=found
-        )
+        return _output("BaseModelOutputWithPastAndCrossAttentions", given, module, last_hidden_state=found)
 
     return call
 
@@ -117,7 +116,6 @@ def _output(kind: str, given: Mapping[str, Any], module: Any, **values: Any) -> 
     """Returns the values as Hugging Face's output, or as a tuple if `return_dict` is off."""
     wants = given.get("return_dict")
     if wants if wants is not None else getattr(module.config, "return_dict", True):
-        from transformers import modeling_outputs
-
-        return getattr(modeling_outputs, kind)(**values)
+        # The replaced model has imported it; smdp does not need the package.
+        return getattr(sys.modules["transformers.modeling_outputs"], kind)(**values)
     return tuple(value for value in values.values() if value is not None)
