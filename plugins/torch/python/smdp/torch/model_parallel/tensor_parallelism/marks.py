@@ -16,7 +16,7 @@ _MARK = "_smp_tensor_parallelism"
 _contexts = threading.local()
 
 # Arguments of distributed modules that scripts pass; every module ignores those that it does not have.
-KEYWORDS = (
+KEYWORDS: tuple[str, ...] = (
     "fused_softmax",
     "fused_bias_gelu",
     "fused_dropout",

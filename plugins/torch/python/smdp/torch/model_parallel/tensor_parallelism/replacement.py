@@ -59,7 +59,7 @@ def replace_marked(model: nn.Module) -> nn.Module:
     return model
 
 
-def _substitute(module: nn.Module, found: Substitution) -> nn.Module:
+def _substitute(module: nn.Module, found: Substitution) -> Any:
     mark = mark_of(module)
     is_delayed = any(parameter.is_meta for parameter in module.parameters())
     with same_random_numbers(state.running.axis):
@@ -78,8 +78,8 @@ def _substitute(module: nn.Module, found: Substitution) -> nn.Module:
         call = functools.partial(_call_with_hooks, found)
     if call is not None:
         made._smp_call = call
-        made.__class__ = _called_like_before(type(made))
-    return made  # type: ignore[no-any-return]
+        made.__class__ = _called_like_before(made.__class__)
+    return made
 
 
 @functools.cache

@@ -29,7 +29,9 @@ _REFUSED = (
 )
 
 
-def substitute(module: nn.Module, make: Callable[[], nn.Module], whole: Mapping[str, Any]) -> Any:
+def substitute(
+    module: nn.Module, make: Callable[[], nn.Module], whole: Callable[..., Mapping[str, Any]]
+) -> Any:
     """Returns a module with the values of the one that it replaces.
 
     Args:
