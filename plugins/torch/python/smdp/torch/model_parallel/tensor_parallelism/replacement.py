@@ -44,6 +44,15 @@ def replace_marked(model: nn.Module) -> nn.Module:
     if skipped and state.running.mesh.rank == 0:
         lines = ", ".join(f"{name or 'the model'} ({reason})" for name, reason in skipped.items())
         _log.warning("[smdp] tensor parallelism leaves these modules as they are: %s", lines)
+    if chosen and axis.is_across_hosts and state.running.mesh.rank == 0:
+        _log.warning(
+            "[smdp] the %d ranks of a tensor-parallel group are on several hosts, and exchange the activations"
+            " of every layer%s. Use a degree that divides the ranks of a host.",
+            axis.size,
+            '; with optimize = "memory", twice as much as with "speed"'
+            if state.cfg.optimize == "memory"
+            else "",
+        )
     if axis.size > 1:
         take_same_values(nn.ModuleList(module for module, found in chosen.values() if found.copies), axis)
     made: dict[int, nn.Module] = {}
