@@ -174,6 +174,7 @@ ROOMS: dict[str, set[str]] = {
     | {"data_parallel", "initialization", "mesh", "tensor_parallelism"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
+    | {"model_parallel.tensor_parallelism"}
     | {"precision", "sharding", "mesh", "optimizers"},
     "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"},
 }

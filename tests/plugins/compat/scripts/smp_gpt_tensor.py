@@ -81,8 +81,8 @@ number, count = smp.dp_rank(), smp.dp_size()
 if args.prescaled_batch:
     number, count = smp.rdp_rank(), smp.rdp_size()
 losses = []
-for step in range(8):
-    start = torch.arange(16) + 7 * step
+for _ in range(8):
+    start = torch.arange(16)
     input_ids = torch.stack([start + row for row in range(number, 8 * count, count)][:4]) % 32
     optimizer.zero_grad(set_to_none=True)
     loss = train_step(model, input_ids, torch.ones_like(input_ids))

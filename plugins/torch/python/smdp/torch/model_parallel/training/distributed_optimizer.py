@@ -13,6 +13,7 @@ from smdp.torch.model_parallel.job.collective_calls import meet
 from smdp.torch.model_parallel.job.ranks import tp_size
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.repartitioned_state import gathered, rejoined
+from smdp.torch.model_parallel.tensor_parallelism.marks import check_not_replaced
 from smdp.torch.model_parallel.training.optimizer_parts import by_name, check_sizes, own_part, whole_state
 from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of
 from smdp.torch.model_parallel.training.slices_of_optimizer import joined_optimizer, own_slices_of_optimizer
@@ -80,6 +81,7 @@ class DistributedOptimizer(VirtualParameters):
                 "[smdp] the optimizer contains a parameter twice, so its state cannot be saved by name; each"
                 " parameter must be in it once"
             )
+        check_not_replaced(given)
         super().__init__(PrecisionOptimizer(optimizer))
         self._names: list[list[str]] | None = None
         self._deferred: Mapping[str, Any] | None = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from smdp.torch.initialization.delayed_initialization import recording
+from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.nn.initial_values import adopt
 
 Forward = Callable[..., Any]
@@ -40,14 +41,13 @@ def substitute(
         whole: Returns its values by name, given the state dict of the module.
     """
     first = next(module.parameters())
-    state = {
-        name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
-    }
+    named = module.state_dict(keep_vars=True).items()
+    values = {name: value for name, value in named if isinstance(value, Tensor)}
     generator = torch.get_rng_state()
     with recording(first) if first.is_meta else contextlib.nullcontext(), torch.no_grad():
         with contextlib.nullcontext() if first.is_meta else torch.device("meta"):
             made = make()
-        adopt(made, whole(state))
+        adopt(made, whole(values))
     torch.set_rng_state(generator)
     made.config = module.config
     return made
@@ -87,6 +87,11 @@ def encoder(theirs: Forward) -> Callable[..., Any]:
     def call(module: Any, forward: Forward, args: Any, kwargs: Any) -> Any:
         given = _bound(theirs, args, kwargs)
         hidden, mask = given["hidden_states"], given.get("attention_mask")
+        if mask is not None:
+            mask = mask[:, :, :1]  # each token sees the same ones
+        elif state.cfg.partitions > 1:
+            # transformers leaves out a mask that hides nothing, but microbatches must be alike.
+            mask = torch.ones(hidden.shape[0], 1, 1, hidden.shape[1], dtype=torch.bool, device=hidden.device)
         if mask is not None and mask.dtype == torch.bool:
             lowest = torch.finfo(hidden.dtype).min
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, lowest)
