@@ -120,6 +120,21 @@ def test_model_parallel_gpt_script(tmp_path: Path) -> None:
     assert (tmp_path / "newest").read_text() == "last"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (2, []),
+        pytest.param(2, ["--prescaled_batch=0", "--optimize=memory"], marks=pytest.mark.slow),
+        pytest.param(4, ["--partitions=2"], marks=pytest.mark.slow),
+        pytest.param(4, ["--prescaled_batch=0"], marks=pytest.mark.slow),
+    ],
+)
+def test_tensor_parallel_gpt_script(ranks: int, words: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    done = start("smdp run", "smp_gpt_tensor.py", "--checkpoints", str(tmp_path), *words, ranks=ranks)
+    assert done.returncode == 0 and done.stdout.count(" trained") == ranks, done.stderr[-6000:]
+
+
 @pytest.mark.slow
 def test_model_parallel_gpt_script_with_sharded_state(tmp_path: Path) -> None:
     """One key of the configuration shards the optimizer's state of two replicas, and changes no bit."""

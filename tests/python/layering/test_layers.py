@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "smdp.compat",
         "smdp.torch",
         "smdp.torch.model_parallel",
+        "smdp.torch.model_parallel.nn",
         "smdp.tensorflow",
         "smdp.transformers",
         "smdp_compat",
@@ -178,6 +179,7 @@ ROOMS: dict[str, set[str]] = {
     | {"data_parallel", "initialization", "mesh", "offload", "tensor_parallelism"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
+    | {"model_parallel.tensor_parallelism"}
     | {"precision", "recompute", "sharding", "mesh", "optimizers"},
     "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"},
 }

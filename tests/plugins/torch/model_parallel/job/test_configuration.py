@@ -129,7 +129,7 @@ def test_undocumented_keys_are_ignored_in_one_line(caplog: pytest.LogCaptureFixt
         ({"partition_file": "cut.json"}, "partition_file = 'cut.json' is not supported"),
         (
             {"tensor_parallel_degree": 2},
-            "tensor_parallel_degree = 2 needs tensor parallelism, which smdp does",
+            "tensor_parallel_degree = 2 divides modules over data-parallel ranks, so `ddp` must be set",
         ),
         (
             {"sharded_data_parallel_degree": 2},

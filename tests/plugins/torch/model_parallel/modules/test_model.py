@@ -504,8 +504,8 @@ def wrong_use() -> None:
         smp.DistributedOptimizer(
             adam(model), static_loss_scale=None, dynamic_loss_scale=True, dynamic_loss_args={"min_scale": 1}
         )
-        with refused("does not support yet", NotImplementedError):
-            smp.nn.DistributedLinear(3, 4)
+        with refused("FusedLAMB needs the norms of whole tensors", NotImplementedError):
+            smp.optimizers.FusedLAMB([])
         with refused("got ModuleList; expected a torch.nn.Module that the model calls"):
             smp.set_activation_checkpointing(model.get_module().layers)
         with refused("got DistributedModel; expected"):

@@ -146,3 +146,14 @@ def test_degree_one() -> None:
 @pytest.mark.slow
 def test_four_ranks() -> None:
     run(four_ranks, 4)
+
+
+def test_flash_attention() -> None:
+    qkv = torch.randn(2, 5, 3, 4, 6)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    mask = torch.zeros(2, 1, 1, 5)
+    mask[0, ..., 3] = LOWEST
+    scores = query @ key.transpose(-2, -1) / 6**0.5 / 3 + mask
+    scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), LOWEST)
+    layer = smp.nn.FlashAttentionLayer(0.5, 6, True, True, layer_idx=2).eval()
+    torch.testing.assert_close(layer(qkv, mask, causal=True), scores.softmax(-1) @ value)

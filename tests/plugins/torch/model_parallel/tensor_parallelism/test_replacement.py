@@ -54,7 +54,7 @@ def alone(model: nn.Module, ranks: int, rate: float = 0.5) -> list[float]:
 
 
 def mean_of(loss: Tensor) -> float:
-    losses: list[float] = smp.allgather(float(loss), smp.DP_GROUP)
+    losses: list[float] = smp.allgather(loss.item(), smp.DP_GROUP)
     return sum(losses) / len(losses)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from smdp.torch.initialization.delayed_initialization import delayed_initialization as delayed_initialization
 from smdp.torch.model_parallel import nn as nn
+from smdp.torch.model_parallel import optimizers as optimizers
 from smdp.torch.model_parallel import utils as utils
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import load as load
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import save as save
@@ -159,6 +160,7 @@ __all__ = [
     "mp_rank",
     "mp_size",
     "nn",
+    "optimizers",
     "partition",
     "patches",
     "pipeline",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.job.ranks import dp_rank, pp_rank, rank, tp_rank
-from smdp.torch.model_parallel.unsupported_names import LaterModule
+from torch import Tensor
 
-__all__ = ["rmsg"]
+from smdp.torch.mesh.cuts import cut_of
+from smdp.torch.model_parallel.job.ranks import dp_rank, pp_rank, rank, tp_rank
+
+__all__ = ["get_distribution_axis", "rmsg"]
 
 
 def rmsg(message: object) -> str:
@@ -17,4 +19,7 @@ def rmsg(message: object) -> str:
     return f"[rank {rank()}: pp_rank {pp_rank()}, tp_rank {tp_rank()}, dp_rank {dp_rank()}] {message}"
 
 
-__getattr__ = LaterModule("utils").__getattr__
+def get_distribution_axis(parameter: Tensor) -> int | None:
+    """Returns the dimension of which each rank holds a slice, or None if the parameter is whole."""
+    cut = cut_of(parameter)
+    return None if cut is None or cut.slices is None else cut.slices.dim

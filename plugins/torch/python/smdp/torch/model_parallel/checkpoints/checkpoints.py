@@ -134,6 +134,7 @@ def resume_from_checkpoint(
         load_sharded_optimizer_state: Whether to load the optimizer of a partial checkpoint if its state was
             sharded. The number of replicas may differ.
         translate_function: Translates the names of a whole model to those of the DistributedModel's model.
+            None: names of transformers are translated for models that tensor parallelism has replaced.
 
     Returns:
         The user content, or None if there is none.

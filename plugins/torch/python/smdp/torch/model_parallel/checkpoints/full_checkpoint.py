@@ -68,7 +68,7 @@ def load(root: Path, tag: str, *, strict: bool, translate: Callable[..., Mapping
     def read() -> None:
         check_target(root / tag, "model")
         whole = _read(root, tag)
-        found["model"] = _with_tied_names(whole if translate is None else translate(whole))
+        found["model"] = _with_tied_names(_named_as_here(whole) if translate is None else translate(whole))
         content = root / f"user_content_{tag}"
         found["user_content"] = read_user_content(content if content.is_file() else root / "user_content.pt")
 
@@ -105,6 +105,15 @@ def _read(root: Path, tag: str) -> Mapping[str, Any]:
 def _translated(whole: dict[str, Any]) -> dict[str, Any]:
     for to_plain, _ in state.module_manager.translate_functions:
         whole = to_plain(whole)
+    return whole
+
+
+def _named_as_here(whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a state dict with the names of the model, if it has those of the modules that were replaced."""
+    if all(name in whole for name in state.model.get_module().state_dict()):
+        return whole
+    for _, from_plain in reversed(state.module_manager.translate_functions):
+        whole = from_plain(whole)
     return whole
 
 

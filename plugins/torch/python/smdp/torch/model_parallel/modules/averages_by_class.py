@@ -1,4 +1,4 @@
-"""Averages gradients of a model with distributed modules: over RDP_GROUP or DP_GROUP, by class of parameter."""
+"""Averages gradients over RDP_GROUP or DP_GROUP, by the class of each parameter."""
 
 from __future__ import annotations
 

@@ -26,8 +26,10 @@ from smdp.torch.model_parallel.modules.one_loss import as_one
 from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.modules.partitions import Partitions
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
+from smdp.torch.model_parallel.modules.slices_of_state import own_slices
 from smdp.torch.model_parallel.modules.step_inputs import StepInputs
 from smdp.torch.model_parallel.modules.whole_model import Wrapped, gathered_again
+from smdp.torch.model_parallel.tensor_parallelism.marks import check_not_replaced
 from smdp.torch.model_parallel.tensor_parallelism.replacement import replace_marked
 from smdp.torch.pipelining.pipelined.pipelining import check_model
 from smdp.torch.tensor_parallelism.whole_state_dicts import accept_whole_state
@@ -92,6 +94,8 @@ class DistributedModel(ModelState):
         check_options(trace_device, trace_execution_times, backward_passes_per_step)
         super().__init__()
         module = replace_marked(module)
+        for optimizer in state.uncut_optimizers:
+            check_not_replaced(each for group in optimizer.param_groups for each in group["params"])
         if configuration.tensor_parallel_degree > 1:
             classify(module)
             accept_whole_state(module)
@@ -308,12 +312,13 @@ class DistributedModel(ModelState):
 
         Afterwards get_module() returns a whole model that can be used as if it had never been cut. Its
         parameters are new, so it cannot be trained any further. A model that is not cut is only moved.
+        Distributed modules stay divided.
         """
         if not isinstance(self._body, Partitions):
             super().cpu()
             return self
         whole = {name: value.cpu() for name, value in self.state_dict().items() if isinstance(value, Tensor)}
-        self._body = gathered_again(self._model, whole)
+        self._body = gathered_again(self._model, own_slices(whole, self._model))
         return self
 
     def train(self, mode: bool = True) -> DistributedModel:
@@ -391,7 +396,12 @@ class DistributedModel(ModelState):
     def _replicas(self, what: str) -> Any:
         if isinstance(self._body, SinglePartition) and self._body.replicas is not None:
             return self._body.replicas
-        partitions = state.cfg.partitions
+        partitions, tensor = state.cfg.partitions, state.cfg.tensor_parallel_degree
+        if tensor > 1:
+            raise RuntimeError(
+                f"[smdp] {what} needs one group of replicas, but with tensor_parallel_degree = {tensor}"
+                " slices are averaged over RDP_GROUP and whole parameters over DP_GROUP"
+            )
         why = (
             "there is only one replica"
             if partitions == 1

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
+from smdp.torch.mesh.cuts import cut_of, mark_cut
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 from smdp.torch.pipelining.state_dicts.state_entries import check_shape, names_of, nearest
 
@@ -68,6 +69,8 @@ def gathered_again(model: nn.Module, whole: Mapping[str, Tensor]) -> SingleParti
             if id(parameter) not in made:
                 value = whole[f"{prefix}.{key}" if prefix else key]
                 made[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+                if (cut := cut_of(parameter)) is not None:
+                    mark_cut(made[id(parameter)], cut)
             module._parameters[key] = made[id(parameter)]
     model.load_state_dict(whole, strict=False)
     return SinglePartition(model, None, passes_per_step=1, is_mean=True, options={})

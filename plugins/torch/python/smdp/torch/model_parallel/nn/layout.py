@@ -28,8 +28,8 @@ from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 class Layout:
     """Moves tensors between the layouts of the inside and the outside.
 
-    Inside, gradients are those of the mean of the ranks' losses, as if one process had all samples. On the way
-    in and out they are scaled accordingly.
+    Inside, gradients are those of the mean of the ranks' losses, as if one process had all samples. On the
+    way in and out they are scaled accordingly.
 
     Args:
         axis: The ranks of the tensor-parallel group.

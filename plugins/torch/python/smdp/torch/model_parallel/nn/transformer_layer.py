@@ -104,19 +104,22 @@ class DistributedTransformerLayer(DistributedModule):
             "post_layernorm": post_layernorm,
             "_layout": layout,
         }
-        heads = (num_attention_heads, attention_head_size, hidden_size, attention_dropout_prob)
+        heads: dict[str, Any] = {
+            "num_attention_heads": num_attention_heads,
+            "attention_head_size": attention_head_size,
+            "hidden_size": hidden_size,
+            "attention_dropout_prob": attention_dropout_prob,
+        }
         with same_random_numbers(self.tensor_axis):
             self.attention = DistributedAttentionLayer(
-                *heads,
                 causal_mask_size=causal_mask_size,
                 use_alibi=use_alibi,
                 alibi_bias_max=alibi_bias_max,
-                **common,
-                **(attention_options or {}),
+                **(heads | common | (attention_options or {})),
             )
             self.cross_attention = None
             if add_cross_attention:
-                self.cross_attention = DistributedAttentionLayer(*heads, cross_attention=True, **common)
+                self.cross_attention = DistributedAttentionLayer(cross_attention=True, **(heads | common))
             if parallel_branches:
                 common["pre_layernorm"] = False
             self.output = DistributedTransformerOutputLayer(
@@ -164,7 +167,7 @@ class DistributedTransformerLayer(DistributedModule):
             normed = self.attention.pre_layernorm(hidden)
             return hidden + self.attention.branch(normed, others[0], None) + self.output.branch(normed)
         if self.cross_attention is None:
-            return self.output(self.attention((hidden, others[0])))  # type: ignore[no-any-return]
+            return self.output(self.attention((hidden, others[0])))
         cross, mask, cross_mask = others
         hidden = self.attention((hidden, mask))
-        return self.output(self.cross_attention((hidden, cross, cross_mask)))  # type: ignore[no-any-return]
+        return self.output(self.cross_attention((hidden, cross, cross_mask)))

@@ -1,10 +1,10 @@
-"""Marks modules that tensor parallelism may replace: `smp.tensor_parallelism`, `smp.set_tensor_parallelism`."""
+"""`smp.tensor_parallelism` and `smp.set_tensor_parallelism`: mark modules that may be replaced."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ _MARK = "_smp_tensor_parallelism"
 _contexts = threading.local()
 
 # Arguments of distributed modules that scripts pass; every module ignores those that it does not have.
-KEYWORDS = (
+KEYWORDS: tuple[str, ...] = (
     "fused_softmax",
     "fused_bias_gelu",
     "fused_dropout",
@@ -94,6 +94,27 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
 def mark_of(module: nn.Module) -> Mark:
     """Returns a module's mark; modules without one are not replaced."""
     return getattr(module, _MARK, Mark(is_enabled=False))
+
+
+def mark_replaced(before: Iterable[nn.Parameter], substitute: nn.Module) -> None:
+    """Marks the parameters of a module that its substitute does not have."""
+    kept = set(substitute.parameters())
+    for parameter in before:
+        if parameter not in kept:
+            parameter._smp_is_replaced = True  # type: ignore[attr-defined]
+
+
+def check_not_replaced(parameters: Iterable[Any]) -> None:
+    """Checks that an optimizer has no parameters of modules that have been replaced.
+
+    Raises:
+        ValueError: It has.
+    """
+    if any(getattr(parameter, "_smp_is_replaced", False) for parameter in parameters):
+        raise ValueError(
+            "[smdp] the optimizer has parameters of modules that smp.DistributedModel has replaced by"
+            " distributed ones; create it after smp.DistributedModel, with model.parameters()"
+        )
 
 
 def accept_keywords(names: tuple[str, ...]) -> None:

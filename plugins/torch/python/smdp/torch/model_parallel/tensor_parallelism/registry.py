@@ -149,14 +149,14 @@ def tp_register_with_module(
 
 def substitution_of(module: nn.Module) -> Substitution | None:
     """Returns how a module is replaced, or None if its class is not supported."""
-    kind = type(module)
+    kind: Any = type(module)
     if kind in _registered:
         return _registered[kind] if hasattr(module, _INIT) else None
     return _BUILT_IN.get(kind) or _of_transformers(kind)
 
 
 @functools.cache
-def _of_transformers(kind: type) -> Substitution | None:
+def _of_transformers(kind: Any) -> Substitution | None:
     """Returns how a class of transformers is replaced, by its name, so that the package is not imported."""
     if not kind.__module__.startswith("transformers.models."):
         return None
@@ -181,7 +181,7 @@ def _of_transformers(kind: type) -> Substitution | None:
         widths=lambda module: family.widths(module.config),
         translate=(family.to_theirs, family.to_ours),
         copies=True,
-        call=family.caller(kind.forward),  # type: ignore[attr-defined]
+        call=family.caller(kind.forward),
         problem=lambda module: family.problem(module.config),
     )
 

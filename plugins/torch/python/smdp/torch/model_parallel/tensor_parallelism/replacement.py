@@ -13,7 +13,7 @@ from smdp.torch.initialization.delayed_initialization import delayed_initializat
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.nn.initial_values import same_random_numbers
-from smdp.torch.model_parallel.tensor_parallelism.marks import mark_of
+from smdp.torch.model_parallel.tensor_parallelism.marks import mark_of, mark_replaced
 from smdp.torch.model_parallel.tensor_parallelism.registry import Substitution, substitution_of
 from smdp.torch.tensor_parallelism.same_values import take_same_values
 
@@ -32,10 +32,9 @@ def replace_marked(model: nn.Module) -> nn.Module:
         ValueError: The ranks of a tensor-parallel group would replace different modules.
     """
     chosen, skipped = _chosen(model)
-    if not chosen and not skipped:
-        return model
     axis = state.running.axis
-    told = on_every_rank(lambda: [(name, type(module).__name__) for name, (module, _) in chosen.items()])
+    own = [(name, type(module).__name__) for name, (module, _) in chosen.items()]
+    told = on_every_rank(lambda: own) if axis.size > 1 else [own]
     if any(each != told[0] for each in told):
         raise ValueError(
             f"[smdp] tensor parallelism would replace different modules on the ranks: {told[0]} on rank 0;"
@@ -44,11 +43,22 @@ def replace_marked(model: nn.Module) -> nn.Module:
     if skipped and state.running.mesh.rank == 0:
         lines = ", ".join(f"{name or 'the model'} ({reason})" for name, reason in skipped.items())
         _log.warning("[smdp] tensor parallelism leaves these modules as they are: %s", lines)
-    if axis.size > 1:
+    if chosen and axis.is_across_hosts and state.running.mesh.rank == 0:
+        _log.warning(
+            "[smdp] the %d ranks of a tensor-parallel group are on several hosts, and exchange activations"
+            " in every layer%s. Use a degree that divides the ranks of a host.",
+            axis.size,
+            '; with optimize = "memory", twice as much as with "speed"'
+            if state.cfg.optimize == "memory"
+            else "",
+        )
+    if chosen and axis.size > 1:
         take_same_values(nn.ModuleList(module for module, found in chosen.values() if found.copies), axis)
     made: dict[int, nn.Module] = {}
     for name, (module, found) in chosen.items():
+        before = list(module.parameters())
         made[id(module)] = _substitute(module, found)
+        mark_replaced(before, made[id(module)])
         _register_translation(name, found)
     if id(model) in made:
         return made[id(model)]
@@ -59,7 +69,7 @@ def replace_marked(model: nn.Module) -> nn.Module:
     return model
 
 
-def _substitute(module: nn.Module, found: Substitution) -> nn.Module:
+def _substitute(module: nn.Module, found: Substitution) -> Any:
     mark = mark_of(module)
     is_delayed = any(parameter.is_meta for parameter in module.parameters())
     with same_random_numbers(state.running.axis):
@@ -78,8 +88,8 @@ def _substitute(module: nn.Module, found: Substitution) -> nn.Module:
         call = functools.partial(_call_with_hooks, found)
     if call is not None:
         made._smp_call = call
-        made.__class__ = _called_like_before(type(made))
-    return made  # type: ignore[no-any-return]
+        made.__class__ = _called_like_before(made.__class__)
+    return made
 
 
 @functools.cache

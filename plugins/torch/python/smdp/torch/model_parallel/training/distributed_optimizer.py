@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from smdp.torch.model_parallel.job.collective_calls import meet
+from smdp.torch.model_parallel.job.ranks import tp_size
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.repartitioned_state import gathered, rejoined
+from smdp.torch.model_parallel.tensor_parallelism.marks import check_not_replaced
 from smdp.torch.model_parallel.training.optimizer_parts import by_name, check_sizes, own_part, whole_state
 from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of
+from smdp.torch.model_parallel.training.slices_of_optimizer import joined_optimizer, own_slices_of_optimizer
 from smdp.torch.model_parallel.training.virtual_parameters import VirtualParameters
 from smdp.torch.pipelining.tensors.values import weight_of
 from smdp.torch.precision.precision_optimizer import PrecisionOptimizer
@@ -78,6 +81,7 @@ class DistributedOptimizer(VirtualParameters):
                 "[smdp] the optimizer contains a parameter twice, so its state cannot be saved by name; each"
                 " parameter must be in it once"
             )
+        check_not_replaced(given)
         super().__init__(PrecisionOptimizer(optimizer))
         self._names: list[list[str]] | None = None
         self._deferred: Mapping[str, Any] | None = None
@@ -149,7 +153,7 @@ class DistributedOptimizer(VirtualParameters):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the whole model's optimizer, as torch would return it without smdp.
 
-        With several partitions, all ranks of the model-parallel group must call this. If the state is
+        All ranks of the model-parallel group must call this. If the state is
         sharded, all ranks of the job must, and replicas other than the first get an empty dict.
 
         Raises:
@@ -161,11 +165,14 @@ class DistributedOptimizer(VirtualParameters):
                 "[smdp] optimizer.state_dict() is called between load_state_dict() and the first step, which"
                 " applies the loaded values; call it after that step"
             )
-        if self._is_cut():
+        has_slices = tp_size() > 1
+        if self._is_cut() or has_slices:
             meet("optimizer.state_dict()")
         found = self._gathered_state()
         if found is None:
             return {}
+        if has_slices:
+            found = joined_optimizer(found, self.param_groups, state.running.mesh)
         if not self._is_cut():
             return found
         mine = {name: each for name, each in by_name(found, self._own_names()).items() if each is not None}
@@ -206,6 +213,8 @@ class DistributedOptimizer(VirtualParameters):
             if whole is not None:
                 groups = given["param_groups"]
                 given = own_part(whole, groups, self.param_groups, self._all_names(), self._own_names())
+        if tp_size() > 1:
+            given = own_slices_of_optimizer(given, self.param_groups)
         self.inner.load_state_dict(given)
 
     def _gathered_state(self) -> dict[str, Any] | None:

@@ -1,7 +1,12 @@
-"""`smdistributed.modelparallel.torch.optimizers`: fused optimizers, which are not supported yet."""
+"""`smdistributed.modelparallel.torch.optimizers`: fused optimizers."""
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.unsupported_names import LaterModule
+from typing import Any
 
-__getattr__ = LaterModule("optimizers").__getattr__
+from smdp.torch.model_parallel import optimizers as _optimizers
+
+
+def __getattr__(name: str) -> Any:
+    """Returns the object of this name from `smdp.torch.model_parallel.optimizers`."""
+    return getattr(_optimizers, name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from smdp.torch.model_parallel import utils as _utils
-from smdp.torch.model_parallel.utils import rmsg
 
-__all__ = ["rmsg"]
+get_distribution_axis = _utils.get_distribution_axis
+rmsg = _utils.rmsg
 
-__getattr__ = _utils.__getattr__
+__all__ = ["get_distribution_axis", "rmsg"]

@@ -1,4 +1,4 @@
-"""`smp.nn.huggingface`: the models of transformers that tensor parallelism supports, and names of their state."""
+"""`smp.nn.huggingface`: models of transformers that tensor parallelism replaces."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from smdp.torch.initialization.delayed_initialization import recording
+from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.nn.initial_values import adopt
 
 Forward = Callable[..., Any]
@@ -28,7 +30,9 @@ _REFUSED = (
 )
 
 
-def substitute(module: nn.Module, make: Callable[[], nn.Module], whole: Mapping[str, Any]) -> Any:
+def substitute(
+    module: nn.Module, make: Callable[[], nn.Module], whole: Callable[..., Mapping[str, Any]]
+) -> Any:
     """Returns a module with the values of the one that it replaces.
 
     Args:
@@ -37,14 +41,13 @@ def substitute(module: nn.Module, make: Callable[[], nn.Module], whole: Mapping[
         whole: Returns its values by name, given the state dict of the module.
     """
     first = next(module.parameters())
-    state = {
-        name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
-    }
+    named = module.state_dict(keep_vars=True).items()
+    values = {name: value for name, value in named if isinstance(value, Tensor)}
     generator = torch.get_rng_state()
     with recording(first) if first.is_meta else contextlib.nullcontext(), torch.no_grad():
         with contextlib.nullcontext() if first.is_meta else torch.device("meta"):
             made = make()
-        adopt(made, whole(state))
+        adopt(made, whole(values))
     torch.set_rng_state(generator)
     made.config = module.config
     return made
@@ -84,6 +87,11 @@ def encoder(theirs: Forward) -> Callable[..., Any]:
     def call(module: Any, forward: Forward, args: Any, kwargs: Any) -> Any:
         given = _bound(theirs, args, kwargs)
         hidden, mask = given["hidden_states"], given.get("attention_mask")
+        if mask is not None:
+            mask = mask[:, :, :1]  # each token sees the same ones
+        elif state.cfg.partitions > 1:
+            # transformers leaves out a mask that hides nothing, but microbatches must be alike.
+            mask = torch.ones(hidden.shape[0], 1, 1, hidden.shape[1], dtype=torch.bool, device=hidden.device)
         if mask is not None and mask.dtype == torch.bool:
             lowest = torch.finfo(hidden.dtype).min
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, lowest)
@@ -115,7 +123,6 @@ def _output(kind: str, given: Mapping[str, Any], module: Any, **values: Any) -> 
     """Returns the values as Hugging Face's output, or as a tuple if `return_dict` is off."""
     wants = given.get("return_dict")
     if wants if wants is not None else getattr(module.config, "return_dict", True):
-        from transformers import modeling_outputs
-
-        return getattr(modeling_outputs, kind)(**values)
+        # The replaced model has imported it; smdp does not need the package.
+        return getattr(sys.modules["transformers.modeling_outputs"], kind)(**values)
     return tuple(value for value in values.values() if value is not None)

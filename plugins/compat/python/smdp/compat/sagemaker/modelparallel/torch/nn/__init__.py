@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.torch.nn`: modules for tensor parallelism, which are not supported yet."""
+"""`smdistributed.modelparallel.torch.nn`: modules for tensor parallelism."""
 
 from __future__ import annotations
 

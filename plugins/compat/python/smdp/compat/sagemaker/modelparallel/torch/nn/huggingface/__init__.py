@@ -1,1 +1,1 @@
-"""`smdistributed.modelparallel.torch.nn.huggingface`: of tensor parallelism; can be imported."""
+"""`smdistributed.modelparallel.torch.nn.huggingface`: models that tensor parallelism replaces."""

@@ -1,7 +1,12 @@
-"""`smdistributed.modelparallel.torch.nn.huggingface.bert`: name translations, not supported yet."""
+"""`smdistributed.modelparallel.torch.nn.huggingface.bert`: translations of state dicts."""
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.unsupported_names import LaterModule
+from typing import Any
 
-__getattr__ = LaterModule("nn.huggingface.bert").__getattr__
+from smdp.torch.model_parallel import nn as _nn
+
+
+def __getattr__(name: str) -> Any:
+    """Returns the function of this name from `smdp.torch.model_parallel.nn.huggingface.bert`."""
+    return getattr(_nn.huggingface.bert, name)

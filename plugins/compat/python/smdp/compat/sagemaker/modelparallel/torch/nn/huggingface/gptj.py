@@ -1,7 +1,12 @@
-"""`smdistributed.modelparallel.torch.nn.huggingface.gptj`: name translations, not supported yet."""
+"""`smdistributed.modelparallel.torch.nn.huggingface.gptj`: translations of state dicts."""
 
 from __future__ import annotations
 
-from smdp.torch.model_parallel.unsupported_names import LaterModule
+from typing import Any
 
-__getattr__ = LaterModule("nn.huggingface.gptj").__getattr__
+from smdp.torch.model_parallel import nn as _nn
+
+
+def __getattr__(name: str) -> Any:
+    """Returns the function of this name from `smdp.torch.model_parallel.nn.huggingface.gptj`."""
+    return getattr(_nn.huggingface.gptj, name)
