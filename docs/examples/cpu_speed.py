@@ -1,0 +1,94 @@
+"""Measure what `smdp plan --device cpu` has to know about a host, with a rank on each core.
+
+    smdp run -n 2 docs/examples/cpu_speed.py --width 512 --heads 8 --sequence 128 --rows 4
+
+Pass the width, heads, sequence and rows of a microbatch of the model that you plan: small products are slower.
+It prints the arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+ELEMENTS = 16_000_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--sequence", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=4)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("smdp")
+    found = {
+        "--gflops": gflops(options) / 1e9,
+        "--memory-bandwidth": update_bytes() / 1e9,
+        # Both directions, as vendors state it.
+        "--interconnect": 2 * sent_bytes() / 1e9,
+    }
+    if dist.get_rank() == 0:
+        print("--device cpu", *(f"{name} {text_of(name, value)}" for name, value in found.items()))
+    dist.destroy_process_group()
+
+
+def text_of(name: str, value: float) -> str:
+    return f"{value:.1f}" if name == "--gflops" else f"{value:.2f}GBps"
+
+
+def gflops(options: argparse.Namespace) -> float:
+    """Operations per second of forward and backward of a block, counted as `smdp plan` does."""
+    width, sequence, rows = options.width, options.sequence, options.rows
+    block = nn.TransformerEncoderLayer(
+        width, options.heads, 4 * width, activation="gelu", batch_first=True, norm_first=True
+    )
+    inputs = torch.randn(rows, sequence, width, requires_grad=True)
+
+    def step() -> None:
+        block.zero_grad()
+        block(inputs).sum().backward()
+
+    tokens = rows * sequence
+    work = 3 * (2 * tokens * 12 * width**2 + 4 * tokens * sequence * width)
+    return work / seconds(step)
+
+
+def update_bytes() -> float:
+    """Bytes of parameters, gradients and states that AdamW updates per second."""
+    parameter = nn.Parameter(torch.zeros(ELEMENTS))
+    parameter.grad = torch.ones(ELEMENTS)
+    return 16 * ELEMENTS / seconds(torch.optim.AdamW([parameter]).step)
+
+
+def sent_bytes() -> float:
+    """Bytes per second of a rank in an all_reduce, in each direction."""
+    ranks = dist.get_world_size()
+    buffer = torch.zeros(ELEMENTS // 4)
+    size = 4 * buffer.numel() * 2 * (ranks - 1) / max(1, ranks)
+    return size / seconds(lambda: dist.all_reduce(buffer)) if ranks > 1 else float("inf")
+
+
+def seconds(work: Callable[[], object], runs: int = 9) -> float:
+    """The median, on all ranks at the same time; the slowest rank counts."""
+    times = []
+    for run in range(-2, runs):
+        dist.barrier()
+        begin = time.perf_counter()
+        work()
+        if run >= 0:
+            times.append(time.perf_counter() - begin)
+    found = torch.tensor(statistics.median(times))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return found.item()
+
+
+if __name__ == "__main__":
+    main()
