@@ -2,8 +2,8 @@
 
     smdp run -n 2 docs/examples/cpu_speed.py --width 512 --heads 8 --sequence 128 --rows 4
 
-Pass the width, heads, sequence and rows of a microbatch of the model that you plan: small products are slower.
-It prints the arguments.
+Pass the width, heads, sequence and rows of a microbatch of the model that you plan, because small products
+are slower. It prints the arguments.
 """
 
 from __future__ import annotations

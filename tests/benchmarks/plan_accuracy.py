@@ -1,10 +1,11 @@
-"""Peak memory and step time that `smdp plan` predicts, beside what its own snippets take on this host's cores.
+"""Peak memory and step time that `smdp plan` predicts, beside those of the layouts on this host's cores.
 
     python tests/benchmarks/plan_accuracy.py
 
-Trains a small GPT-2 in six layouts by the Python that `smdp plan --emit python` prints. Memory is the most that
-the fullest rank holds in a step, less what it held when it had only imported its libraries, without files that
-are mapped into memory. Times are medians of steps. docs/examples/cpu_speed.py measures the cores before.
+Trains a small GPT-2 in six layouts by the Python that `smdp plan --emit python` prints. Memory is the most
+that the fullest rank holds in a step, less what it held when it had only imported its libraries, without
+files that are mapped into memory. Times are medians of steps. docs/examples/cpu_speed.py measures the cores
+before.
 """
 
 from __future__ import annotations
@@ -60,7 +61,12 @@ def cluster(ranks: int, speed: dict[str, float]) -> Cluster:
 def option(one: Candidate, machines: Cluster) -> Option:
     """Returns the layout as the search finds it."""
     found = plan(
-        memory.read_config(CONFIG), machines, batch=BATCH, sequence=SEQUENCE, precision="fp32", simulated=1 << 20
+        memory.read_config(CONFIG),
+        machines,
+        batch=BATCH,
+        sequence=SEQUENCE,
+        precision="fp32",
+        simulated=1 << 20,
     )
     return next(each for each in found.options if each.candidate == one)
 

@@ -130,7 +130,7 @@ def candidates(
                 for sharding, degree in _shardings(pipeline, data, local_ranks(cluster, layout), offload):
                     for checkpointing in CHECKPOINTINGS:
                         for is_sequence_parallel in sequences:
-                            for activations, optimizer in _offloads(offload, sharding, checkpointing):
+                            for activations, optimizer in _offloads(offload, sharding):
                                 yield Candidate(
                                     pipeline=pipeline,
                                     tensor=tensor,
@@ -171,17 +171,16 @@ def _shardings(pipeline: int, data: int, local: int, offload: str) -> list[tuple
     found = [(name, 0) for name in (SHARDINGS[:2] if pipeline > 1 else SHARDINGS)]
     if 1 < local < data and data % local == 0:
         found.insert(1, ("zero1", local))
+        if pipeline == 1:
+            found.append(("zero3", local))
     return found
 
 
-def _offloads(offload: str, sharding: str, checkpointing: str) -> list[tuple[bool, bool]]:
+def _offloads(offload: str, sharding: str) -> list[tuple[bool, bool]]:
     """Returns whether activations, and optimizer states, may be offloaded; both False comes first."""
-    found = [(False, False)]
     if not offload:
-        return found
-    # Selective recomputation, and none, keep more than inputs of layers.
-    if checkpointing not in ("none", "selective"):
-        found.append((True, False))
+        return [(False, False)]
+    found = [(False, False), (True, False)]
     # Optimizer states are offloaded by a ShardedOptimizer, to a disk.
     if sharding == "zero1" and offload.startswith("disk:"):
         found.extend([(activations, True) for activations, _ in found])

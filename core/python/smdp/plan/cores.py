@@ -28,6 +28,6 @@ def step_on_cores(seconds: float, bubble: float, *, ranks: int, cores: float) ->
     if not (seconds >= 0 and 0 <= bubble <= 1 and ranks >= 1 and cores > 0):
         raise ValueError(
             f"[smdp] seconds = {seconds!r}, bubble = {bubble!r}, ranks = {ranks!r}, cores = {cores!r} are not"
-            " valid; allowed: seconds of at least 0, a bubble from 0 to 1, one rank or more, and cores above 0"
+            " valid; allowed: seconds of at least 0, a bubble from 0 to 1, a rank or more, cores above 0"
         )
     return max(seconds, seconds * (1 - bubble) * ranks / cores)

@@ -9,24 +9,35 @@ from smdp.plan.cluster import Cluster
 _TRAINED = ("fp32", "bf16", "fp16", "amp")
 
 
-def refusal(one: Candidate, cluster: Cluster) -> str | None:
-    """Returns why a layout does not run on these machines, or None if it does."""
+def refusal(one: Candidate, cluster: Cluster, offload: str = "") -> str | None:
+    """Returns why a layout does not run on these machines, or None if it does.
+
+    Args:
+        one: The layout.
+        cluster: The machines.
+        offload: Where it offloads to: "host", or "disk:" and a folder.
+    """
+    is_sharded = one.sharding in ("zero2", "zero3")
     for is_refused, why in (
         (
             one.sharding == "zero1" and not cluster.is_cpu,
             "ShardedOptimizer needs a model on the CPU",
         ),
         (
-            one.sharding in ("zero2", "zero3") and one.pipeline > 1,
-            "parameters cannot be sharded in a pipeline",
+            is_sharded and one.pipeline > 1,
+            "ShardedDataParallel shards the parameters of whole models, not of stages",
         ),
         (
-            one.sharding == "zero2" and cluster.is_cpu,
-            "no function shards gradients and keeps parameters whole on CPUs",
+            is_sharded and one.precision in ("bf16", "fp16"),
+            "MixedPrecision keeps whole masters, or those of a ShardedOptimizer",
         ),
         (
-            one.sharding == "zero2" and one.precision == "fp16",
-            "fully_shard does not scale the loss",
+            one.offload_activations and offload == "host" and cluster.is_cpu,
+            'offload="host" moves tensors of GPUs; use a disk',
+        ),
+        (
+            one.offload_activations and offload != "host" and not cluster.is_cpu,
+            "tensors of GPUs move to host memory only",
         ),
         (
             one.sequence_parallel and one.pipeline > 1,

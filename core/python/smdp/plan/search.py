@@ -122,8 +122,8 @@ def plan(
         raise ValueError("[smdp] the model has no layers to divide")
     if offload and offload != "host" and not offload.removeprefix("disk:").startswith("/"):
         raise ValueError(
-            f"[smdp] offload = {shown(offload, 120)} is not valid; allowed: 'host', or 'disk:' and the path of"
-            " a folder on a local disk, e.g. 'disk:/scratch'"
+            f"[smdp] offload = {shown(offload, 120)} is not valid; allowed: 'host', or 'disk:' and a"
+            " folder on a local disk, such as 'disk:/scratch'"
         )
     found = Plan(cluster, batch, sequence, flash_attention, offload)
     clocks: dict[str, Clock] = {}
@@ -175,7 +175,7 @@ def _judge(found: Plan, one: Candidate, model: memory.Architecture, clock: Clock
         found.rejected.append(Rejected(one.describe(), _too_much(estimate, found.cluster), option))
         if found.nearest is None or estimate.peak < found.nearest.estimate.peak:
             found.nearest = option
-    elif (why := refusal(one, found.cluster)) is not None:
+    elif (why := refusal(one, found.cluster, found.offload)) is not None:
         found.unusable.append(Rejected(one.describe(), why, option))
     else:
         found.options.append(option)

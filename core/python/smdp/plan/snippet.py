@@ -22,35 +22,34 @@ def python(one: Candidate, cluster: Cluster, offload: str = "") -> str:
         offload: Where the layout offloads to: "host", or "disk:" and a folder.
     """
     rows = one.microbatches * one.microbatch_size
-    is_cast = one.precision in _DTYPES and one.sharding != "zero2"
-    where = Code("model") if one.pipeline == 1 else Code("pipe")
+    where = Code("model" if one.pipeline == 1 else "pipe")
     body = [
         f"# {_start(cluster)}",
-        f"# make_model() and batches are yours: dictionaries of {rows} rows, the same on all ranks of a replica.",
+        f"# make_model() and batches are yours: dictionaries of {rows} rows, alike within a replica.",
         *(["import contextlib", ""] if _waits(one) else []),
         "import torch",
         "import torch.distributed as dist",
-        *(_fully_shard_imports(one) if one.sharding == "zero2" else []),
         "",
         "import smdp.torch",
         "",
         'dist.init_process_group("smdp")',
-        f"model = make_model(){_cast(one) if is_cast else ''}",
+        "model = make_model()",
         *(_pipeline(one, offload) if one.pipeline > 1 else _layers(one, offload)),
         f"optimizer = torch.optim.AdamW({where}.parameters(), lr=1e-4)",
     ]
-    if is_cast:
-        dtype = Code(f"torch.{_DTYPES[one.precision]}")
-        body.append(f"optimizer = {call('smdp.torch.MixedPrecision', 'optimizer', where, dtype=dtype)}")
     if one.sharding == "zero1":
         sharded = call(
             "smdp.torch.ShardedOptimizer",
             "optimizer",
             where,
             scope="host" if one.sharding_degree else None,
+            master_dtype=Code("torch.float32") if one.precision in _DTYPES else None,
             offload=offload if one.offload_optimizer else None,
         )
         body.append(f"optimizer = {sharded}")
+    if one.precision in _DTYPES:
+        mixed = call("smdp.torch.MixedPrecision", "optimizer", where, dtype=_dtype(one))
+        body.append(f"optimizer = {mixed}")
     return "\n".join([*body, "", *_loop(one, "cpu" if cluster.is_cpu else "cuda"), ""])
 
 
@@ -60,8 +59,14 @@ def _start(cluster: Cluster) -> str:
     return f"{cluster.ranks_per_host} processes on each of {cluster.hosts} hosts, e.g. by torchrun"
 
 
-def _cast(one: Candidate) -> str:
-    return f".to(torch.{_DTYPES[one.precision]})" if one.precision in _DTYPES else ""
+def _dtype(one: Candidate) -> Code:
+    return Code(f"torch.{_DTYPES[one.precision]}")
+
+
+def _lowered(one: Candidate) -> list[str]:
+    if one.precision not in _DTYPES:
+        return []
+    return [f"model = {call('smdp.torch.lower_precision', 'model', dtype=_dtype(one))}"]
 
 
 def _recompute(one: Candidate) -> str | None:
@@ -82,7 +87,7 @@ def _pipeline(one: Candidate, offload: str) -> list[str]:
         offload=offload if one.offload_activations else None,
         example_inputs=Code("next(batches)"),
     )
-    return [f"pipe = {pipe}"]
+    return [*_lowered(one), f"pipe = {pipe}"]
 
 
 def _layers(one: Candidate, offload: str) -> list[str]:
@@ -95,37 +100,23 @@ def _layers(one: Candidate, offload: str) -> list[str]:
             sequence_parallel=True if one.sequence_parallel else None,
         )
         lines.append(f"model = {divided}")
+    lines += _lowered(one)
     if (policy := _recompute(one)) is not None:
         lines.append(f"model = {call('smdp.torch.checkpoint_activations', 'model', policy=policy)}")
     if one.offload_activations:
         lines.append(f"model = {call('smdp.torch.offload_activations', 'model', offload=offload)}")
-    if one.sharding == "zero3":
-        degree = one.sharding_degree or None
-        lines.append(f"model = {call('smdp.torch.ShardedDataParallel', 'model', degree=degree)}")
-    elif one.sharding == "zero2":
-        policy = _zero2_policy(one)
-        lines.append(f"fully_shard(model{policy}, reshard_after_forward=False)")
-    elif one.data > 1:
+    if one.sharding in ("zero2", "zero3"):
+        sharded = call(
+            "smdp.torch.ShardedDataParallel",
+            "model",
+            degree=one.sharding_degree or one.data,
+            reshard_after_forward=False if one.sharding == "zero2" else None,
+            backward_passes=one.microbatches if one.microbatches > 1 else None,
+        )
+        lines.append(f"model = {sharded}")
+    elif one.data > 1 or one.sharding == "zero1":
         lines.append(f"model = {call('smdp.torch.DistributedDataParallel', 'model')}")
     return lines
-
-
-def _fully_shard_imports(one: Candidate) -> list[str]:
-    names = ["MixedPrecisionPolicy", "fully_shard"] if one.precision in _DTYPES else ["fully_shard"]
-    mesh = ["from torch.distributed.device_mesh import init_device_mesh"] if one.tensor > 1 else []
-    return [*mesh, f"from torch.distributed.fsdp import {', '.join(names)}"]
-
-
-def _zero2_policy(one: Candidate) -> str:
-    """Returns the arguments of fully_shard for the layout's precision and its divided layers."""
-    text = ""
-    if one.precision in _DTYPES:
-        text += f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{_DTYPES[one.precision]})"
-    if one.tensor > 1:
-        # Ranks that share a model are adjacent; parameters are sharded over the others.
-        names = 'mesh_dim_names=("data", "tensor")'
-        text += f', mesh=init_device_mesh("cuda", ({one.data}, {one.tensor}), {names})["data"]'
-    return text
 
 
 def _waits(one: Candidate) -> bool:
@@ -137,7 +128,8 @@ def _loop(one: Candidate, device: str) -> list[str]:
     lines = ["for batch in batches:", "    optimizer.zero_grad()"]
     last = "    optimizer.step()"
     if one.pipeline > 1:
-        return [*lines, "    loss = pipe.train_step(batch)", last]
+        scaler = ", scaler=optimizer" if one.precision in _DTYPES else ""
+        return [*lines, f"    loss = pipe.train_step(batch{scaler})", last]
     count, indent, batch, share = one.microbatches, "    ", "batch", ""
     if count > 1:
         lines += [
@@ -152,8 +144,7 @@ def _loop(one: Candidate, device: str) -> list[str]:
     if one.precision == "amp":
         lines.append(f'{indent}with torch.autocast("{device}", dtype=torch.bfloat16):')
         forward = f"    {forward}"
-    is_scaled = one.precision in _DTYPES and one.sharding != "zero2"
-    backward = "optimizer.backward(loss)" if is_scaled else "loss.backward()"
+    backward = "optimizer.backward(loss)" if one.precision in _DTYPES else "loss.backward()"
     return [*lines, f"{indent}{forward}", f"{indent}{backward}", last]
 
 
@@ -170,7 +161,7 @@ def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
     """
     for is_missing, what in (
         (one.sequence_parallel, "sequence parallelism"),
-        (one.sharding == "zero2", "sharded gradients (zero2)"),
+        (one.sharding == "zero2", "sharded gradients and whole parameters (zero2)"),
     ):
         if is_missing:
             raise ValueError(f"[smdp] the Trainer has no argument for {what}; use --emit python")

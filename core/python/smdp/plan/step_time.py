@@ -1,9 +1,9 @@
 """Step time by formula: computation, exposed communication, and the pipeline's bubble.
 
 p is the number of pipeline stages. Assumptions: tensor-parallel collectives do not overlap with computation;
-the reduction of gradients overlaps with the last microbatch's backward, unless ranks run on cores, which both
-need; groups on the same hosts share the links equally. Offloading runs beside computation and is exposed where
-it takes longer.
+the reduction of gradients overlaps with the last microbatch's backward, except on cores, which both need;
+groups on the same hosts share the links equally. Activations are offloaded beside computation, so only what
+takes longer counts.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ class Clock:
             mean = self._layers * (forward + backward) + head_forward + head_backward
             mean = one.microbatches * (mean / one.pipeline + ends_forward + ends_backward)
             pipeline = self.on_cores(pipeline, 1 - min(1.0, mean / pipeline))
-        reduction = self._reduction(one, 0.0 if self._cluster.is_cpu else stage_backward)
+        hidden_behind = 0.0 if self._cluster.is_cpu else stage_backward
+        reduction = self._reduction(one, hidden_behind) * self._cluster.slowdown
         update = self._update(one, estimate)
         offload = self._offload(one, estimate, pipeline)
         total = pipeline + reduction + update + offload
