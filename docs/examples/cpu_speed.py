@@ -31,12 +31,12 @@ def main() -> None:
     dist.init_process_group("smdp")
     found = {
         "--gflops": gflops(options) / 1e9,
-        "--memory-bandwidth": update_bytes() / 1e9,
+        "--memory-bandwidth": update_bytes(options.width) / 1e9,
         # Both directions, as vendors state it.
         "--interconnect": 2 * sent_bytes() / 1e9,
     }
     if dist.get_rank() == 0:
-        print("--device cpu", *(f"{name} {text_of(name, value)}" for name, value in found.items()))
+        print("--device cpu", *(f"{name} {text_of(name, value)}" for name, value in found.items() if value))
     dist.destroy_process_group()
 
 
@@ -61,31 +61,40 @@ def gflops(options: argparse.Namespace) -> float:
     return work / seconds(step)
 
 
-def update_bytes() -> float:
-    """Bytes of parameters, gradients and states that AdamW updates per second."""
-    parameter = nn.Parameter(torch.zeros(ELEMENTS))
-    parameter.grad = torch.ones(ELEMENTS)
-    return 16 * ELEMENTS / seconds(torch.optim.AdamW([parameter]).step)
+def update_bytes(width: int) -> float:
+    """Bytes of parameters, gradients and states that AdamW updates per second, in matrices of a block."""
+    parameters = [nn.Parameter(torch.zeros(4 * width, width)) for _ in range(1 + ELEMENTS // (4 * width**2))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    size = 16 * sum(parameter.numel() for parameter in parameters)
+    return size / seconds(torch.optim.AdamW(parameters).step)
 
 
 def sent_bytes() -> float:
     """Bytes per second of a rank in an all_reduce, in each direction."""
     ranks = dist.get_world_size()
+    if ranks == 1:
+        return 0.0
     buffer = torch.zeros(ELEMENTS // 4)
-    size = 4 * buffer.numel() * 2 * (ranks - 1) / max(1, ranks)
-    return size / seconds(lambda: dist.all_reduce(buffer)) if ranks > 1 else float("inf")
+    size = 4 * buffer.numel() * 2 * (ranks - 1) / ranks
+    return size / seconds(lambda: dist.all_reduce(buffer), time.perf_counter, min)
 
 
-def seconds(work: Callable[[], object], runs: int = 9) -> float:
-    """The median, on all ranks at the same time; the slowest rank counts."""
+def seconds(
+    work: Callable[[], object],
+    clock: Callable[[], float] = time.thread_time,
+    of: Callable[[list[float]], float] = statistics.median,
+    runs: int = 9,
+) -> float:
+    """What work takes while all ranks do it; of the slowest rank. Other programs do not count."""
     times = []
     for run in range(-2, runs):
         dist.barrier()
-        begin = time.perf_counter()
+        begin = clock()
         work()
         if run >= 0:
-            times.append(time.perf_counter() - begin)
-    found = torch.tensor(statistics.median(times))
+            times.append(clock() - begin)
+    found = torch.tensor(of(times))
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return found.item()
 

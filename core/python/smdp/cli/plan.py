@@ -16,6 +16,7 @@ from rich.table import Table
 from smdp import config, memory
 from smdp.cli.simulate import parse_link
 from smdp.plan import Cluster, Option, Plan, advice, plan, snippet
+from smdp.plan.rank_memory import kinds
 
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _INTERCONNECTS = {"gpu": "600GBps", "cpu": "10GBps"}  # by device
@@ -161,7 +162,7 @@ def _ranking(options: Sequence[Option]) -> Table:
             ", ".join(other),
             f"{option.seconds:.4g}",
             f"{option.bubble:.1%}",
-            f"{option.estimate.peak / 1e9:.1f}",
+            f"{option.peak / 1e9:.1f}",
         )
     return table
 
@@ -169,14 +170,13 @@ def _ranking(options: Sequence[Option]) -> Table:
 def _memory(option: Option, cluster: Cluster) -> Table:
     table = _table(f"Memory of the recommended layout, GB of {cluster.usable_memory / 1e9:.1f} per rank")
     table.add_column("stage", justify="right")
-    kinds = [
-        kind for kind in memory.KINDS if any(getattr(stage, kind) > 0 for stage in option.estimate.stages)
-    ]
-    for kind in (*kinds, "total"):
+    stages = kinds(option.estimate, option.candidate, cluster)
+    used = [kind for kind in stages[0] if any(stage[kind] > 0 for stage in stages)]
+    for kind in (*used, "total"):
         table.add_column(kind, justify="right", no_wrap=True)
-    for place, stage in enumerate(option.estimate.stages):
-        values = [getattr(stage, kind) for kind in kinds]
-        table.add_row(str(place), *(f"{value / 1e9:.2f}" for value in (*values, stage.total)))
+    for place, stage in enumerate(stages):
+        values = [*(stage[kind] for kind in used), sum(stage.values())]
+        table.add_row(str(place), *(f"{value / 1e9:.2f}" for value in values))
     return table
 
 
@@ -207,10 +207,12 @@ def _entry(option: Option, found: Plan) -> dict[str, Any]:
         "exposed_reduction_seconds": option.step.reduction,
         "update_seconds": option.step.update,
         "exposed_offload_seconds": option.step.offload,
-        "peak_bytes": option.estimate.peak,
+        "peak_bytes": option.peak,
         "stages": [
-            {kind: getattr(stage, kind) for kind in (*memory.KINDS, "total", "host")}
-            for stage in option.estimate.stages
+            {**stage, "total": sum(stage.values()), "host": estimate.host}
+            for stage, estimate in zip(
+                kinds(option.estimate, option.candidate, found.cluster), option.estimate.stages, strict=True
+            )
         ],
     }
 

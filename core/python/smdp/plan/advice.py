@@ -32,7 +32,7 @@ def advice(found: Plan) -> str:
     if found.nearest is None:
         reasons = sorted({f"{one.what}: {one.why}" for one in found.rejected})
         return "No layout is possible on these ranks:\n" + "\n".join(reasons)
-    estimate = found.nearest.estimate
+    estimate, peak = found.nearest.estimate, found.nearest.peak
     stage = estimate.stages[estimate.peak_stage]
     kinds = sorted(memory.KINDS, key=lambda kind: -getattr(stage, kind))[:2]
     margin, is_cpu = found.cluster.margin, found.cluster.is_cpu
@@ -43,12 +43,12 @@ def advice(found: Plan) -> str:
     nearest = found.nearest.candidate.describe()
     lines = [
         f"Nothing fits {found.cluster.usable_memory / 1e9:.1f} GB ({margin:g} of the device's memory).",
-        f"The nearest layout needs {estimate.peak / 1e9:.1f} GB: {nearest}.",
+        f"The nearest layout needs {peak / 1e9:.1f} GB: {nearest}.",
         *(
             f"{getattr(stage, kind) / 1e9:.1f} GB of this is {kind}: try {_HELP[kind].format(**more)}."
             for kind in kinds
             if getattr(stage, kind) > 0
         ),
-        f"Devices with {math.ceil(estimate.peak / margin / 1e9)} GB would be sufficient (--device-memory).",
+        f"Devices with {math.ceil(peak / margin / 1e9)} GB would be sufficient (--device-memory).",
     ]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from smdp._shown import shown
 from smdp.plan.candidate import CHECKPOINTINGS, Candidate
 from smdp.plan.candidates import Impossible, candidates
 from smdp.plan.cluster import Cluster
+from smdp.plan.rank_memory import bucket_bytes, kinds, peak
 from smdp.plan.rules import refusal
 from smdp.plan.step_time import Clock, StepTime
 from smdp.plan.work import work_of
@@ -29,6 +30,7 @@ class Option:
         candidate: The setting.
         estimate: Bytes of every pipeline rank, by kind.
         step: Step time by closed forms.
+        peak: Bytes that the fullest rank holds.
         simulation: Simulation of the schedule; None if it was not simulated.
         simulated: Its time on the cores of the hosts.
         seconds: Step time from the simulation if there is one, otherwise by closed forms.
@@ -37,6 +39,7 @@ class Option:
     candidate: Candidate
     estimate: memory.Estimate
     step: StepTime
+    peak: float
     simulation: pipeline.Simulation | None = None
     simulated: float = 0.0
 
@@ -164,16 +167,17 @@ def _judge(found: Plan, one: Candidate, model: memory.Architecture, clock: Clock
         flash_attention=found.flash_attention,
         offload_activations=one.offload_activations,
         offload_optimizer=one.offload_optimizer,
+        bucket_bytes=bucket_bytes(found.cluster),
     )
     try:
         estimate = memory.estimate(model, setting)
     except ValueError as error:
         found.rejected.append(Rejected(one.describe(), str(error).removeprefix("[smdp] ")))
         return
-    option = Option(one, estimate, clock.step(one, estimate))
-    if estimate.peak > found.cluster.usable_memory:
-        found.rejected.append(Rejected(one.describe(), _too_much(estimate, found.cluster), option))
-        if found.nearest is None or estimate.peak < found.nearest.estimate.peak:
+    option = Option(one, estimate, clock.step(one, estimate), peak(estimate, one, found.cluster))
+    if option.peak > found.cluster.usable_memory:
+        found.rejected.append(Rejected(one.describe(), _too_much(option, found.cluster), option))
+        if found.nearest is None or option.peak < found.nearest.peak:
             found.nearest = option
     elif (why := refusal(one, found.cluster, found.offload)) is not None:
         found.unusable.append(Rejected(one.describe(), why, option))
@@ -188,13 +192,14 @@ def _check(name: str, value: int) -> None:
         )
 
 
-def _too_much(estimate: memory.Estimate, cluster: Cluster) -> str:
-    stage = estimate.stages[estimate.peak_stage]
-    kind = max(memory.KINDS, key=lambda name: getattr(stage, name))
+def _too_much(option: Option, cluster: Cluster) -> str:
+    stages = kinds(option.estimate, option.candidate, cluster)
+    totals = [sum(stage.values()) for stage in stages]
+    place = totals.index(max(totals))
+    kind, size = max(stages[place].items(), key=lambda item: item[1])
     return (
-        f"stage {estimate.peak_stage} needs {estimate.peak / 1e9:.1f} GB"
-        f" of {cluster.usable_memory / 1e9:.1f}; the largest part is {kind},"
-        f" {getattr(stage, kind) / 1e9:.1f} GB"
+        f"stage {place} needs {totals[place] / 1e9:.1f} GB of {cluster.usable_memory / 1e9:.1f};"
+        f" the largest part is {kind}, {size / 1e9:.1f} GB"
     )
 
 
@@ -243,7 +248,7 @@ def _simulated(option: Option, clock: Clock, model: memory.Architecture) -> Opti
     )
     simulation = pipeline.simulate(schedule, **times)
     seconds = clock.on_cores(simulation.makespan, simulation.bubble)
-    return Option(one, option.estimate, option.step, simulation, seconds)
+    return Option(one, option.estimate, option.step, option.peak, simulation, seconds)
 
 
 def stage_times(one: Candidate, clock: Clock, layers: int) -> dict[str, Any]:
