@@ -1,9 +1,9 @@
-"""Measure what `smdp plan --device cpu` has to know about a host, with a rank on each core.
+"""Measure what `smdp plan --device cpu` has to know about a host.
 
     smdp run -n 2 docs/examples/cpu_speed.py --width 512 --heads 8 --sequence 128 --rows 4
 
-Pass the width, heads, sequence and rows of a microbatch of the model that you plan, because small products
-are slower. It prints the arguments.
+Start as many ranks as the host will have, and pass the width, heads, sequence and rows of a microbatch: small
+products are slower, and so are ranks that share cores. It prints the arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 ELEMENTS = 16_000_000
 
@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--sequence", type=int, default=128)
     parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--tensor", type=int, default=1, help="ranks that divide a layer")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("smdp")
@@ -44,12 +45,30 @@ def text_of(name: str, value: float) -> str:
     return f"{value:.1f}" if name == "--gflops" else f"{value:.2f}GBps"
 
 
+class Block(nn.Module):
+    """A layer of a transformer, or what one of `tensor` ranks has of it."""
+
+    def __init__(self, width: int, heads: int, tensor: int) -> None:
+        super().__init__()
+        self.heads = heads // tensor
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.into = nn.Linear(width, 3 * width // tensor)
+        self.out = nn.Linear(width // tensor, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width // tensor), nn.GELU(), nn.Linear(4 * width // tensor, width)
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        split = self.into(self.norms[0](inputs)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*split, dropout_p=0.1)
+        inputs = inputs + nn.functional.dropout(self.out(mixed.transpose(1, 2).flatten(-2)), 0.1)
+        return inputs + nn.functional.dropout(self.mlp(self.norms[1](inputs)), 0.1)
+
+
 def gflops(options: argparse.Namespace) -> float:
     """Operations per second of forward and backward of a block, counted as `smdp plan` does."""
     width, sequence, rows = options.width, options.sequence, options.rows
-    block = nn.TransformerEncoderLayer(
-        width, options.heads, 4 * width, activation="gelu", batch_first=True, norm_first=True
-    )
+    block = Block(width, options.heads, options.tensor)
     inputs = torch.randn(rows, sequence, width, requires_grad=True)
 
     def step() -> None:
@@ -57,7 +76,7 @@ def gflops(options: argparse.Namespace) -> float:
         block(inputs).sum().backward()
 
     tokens = rows * sequence
-    work = 3 * (2 * tokens * 12 * width**2 + 4 * tokens * sequence * width)
+    work = 3 * (2 * tokens * 12 * width**2 + 4 * tokens * sequence * width) / options.tensor
     return work / seconds(step)
 
 

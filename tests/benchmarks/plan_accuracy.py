@@ -74,13 +74,13 @@ def option(one: Candidate, machines: Cluster) -> Option:
     return next(each for each in found.options if each.candidate == one)
 
 
-def measured_speed() -> dict[str, float]:
+def measured_speed(one: Candidate, ranks: int) -> dict[str, float]:
     """Returns the speeds of a core and between ranks, from the example."""
-    shape = {"width": CONFIG["n_embd"], "heads": CONFIG["n_head"], "sequence": SEQUENCE, "rows": 4}
-    command = ["smdp", "run", "-n", str(CORES), str(SPEED)]
+    shape = {"width": CONFIG["n_embd"], "heads": CONFIG["n_head"], "sequence": SEQUENCE}
+    shape |= {"rows": one.microbatch_size, "tensor": one.tensor}
+    command = ["smdp", "run", "-n", str(ranks), str(SPEED)]
     command += [f"--{name}={value}" for name, value in shape.items()]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    print(text.strip(), flush=True)
     found = dict(re.findall(r"--([\w-]+) ([\d.]+)", text))
     return {
         "flops": 1e9 * float(found["gflops"]),
@@ -169,10 +169,11 @@ def measured(name: str, variables: dict[str, str]) -> list[dict[str, float]]:
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def show(name: str, speed: dict[str, float]) -> None:
+def show(name: str) -> None:
     """Prints a layout's predictions beside what is measured."""
     one = candidate(LAYOUTS[name])
     ranks = one.pipeline * one.tensor * one.data
+    speed = measured_speed(one, ranks)
     found = option(one, cluster(ranks, speed))
     exact, usual = measured(name, RETURNED), measured(name, {})
     held, kept = (max(rank["held"] for rank in each) for each in (exact, usual))
@@ -180,7 +181,7 @@ def show(name: str, speed: dict[str, float]) -> None:
     worked = sum(rank["worked"] for rank in usual) / min(CORES, ranks)
     sizes = f"{found.peak / 1e6:8.1f}{held / 1e6:9.1f}{found.peak / held - 1:8.1%}{kept / 1e6:9.1f}"
     times = f"{found.seconds * 1e3:8.1f}{seconds * 1e3:9.1f}{found.seconds / seconds - 1:8.1%}"
-    print(f"{name:30}{sizes}{times}{worked * 1e3:10.1f}", flush=True)
+    print(f"{name:30}{sizes}{times}{worked * 1e3:10.1f}{speed['flops'] / 1e9:8.1f}", flush=True)
 
 
 def main() -> None:
@@ -192,10 +193,11 @@ def main() -> None:
     if options.train:
         train(options.train, options.folder)
         return
-    speed = measured_speed()
-    print(f"{'':30}{'MB':>8}{'measured':>9}{'':8}{'kept':>9}{'ms':>8}{'measured':>9}{'':8}{'processor':>10}")
+    print(
+        f"{'':30}{'MB':>8}{'measured':>9}{'':8}{'kept':>9}{'ms':>8}{'measured':>9}{'':8}{'processor':>10}{'GFLOPS':>8}"
+    )
     for name in options.only:
-        show(name, speed)
+        show(name)
 
 
 if __name__ == "__main__":

@@ -61,13 +61,19 @@ def test_arguments_of_the_trainer() -> None:
         " shard_optimizer=True)" in text
     )
     assert "per_device_train_batch_size=16)" in text
-    rows = of(data=8, microbatches=2, sharding="zero3")
+    rows = of(data=8, microbatches=2, sharding="zero1", precision="bf16")
     text = snippet.trainer(rows, CPUS)
-    assert "DataParallel(shard_parameters=True)" in text and "gradient_accumulation_steps=2" in text
+    assert 'DataParallel(precision="bf16", shard_optimizer=True)' in text
+    assert "gradient_accumulation_steps=2" in text
     for one in (pipe, rows):
         assert calls(snippet.trainer(one, CPUS))
-    with pytest.raises(ValueError, match="the Trainer has no argument for sequence parallelism"):
-        snippet.trainer(of(tensor=2, sequence_parallel=True), CPUS)
+    for more, what in (
+        ({"tensor": 2, "sequence_parallel": True}, "sequence parallelism"),
+        ({"data": 8, "sharding": "zero3"}, "sharded parameters"),
+        ({"data": 8, "sharding": "zero1", "offload_optimizer": True}, "optimizer states on a disk"),
+    ):
+        with pytest.raises(ValueError, match=f"the Trainer has no argument for {what}"):
+            snippet.trainer(of(**more), CPUS)
 
 
 @pytest.mark.parametrize(

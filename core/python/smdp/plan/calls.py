@@ -30,9 +30,7 @@ CALLS: Mapping[str, frozenset[str]] = {
         }
     ),
     "smdp.torch.tensor_parallel": frozenset({"degree", "sequence_parallel"}),
-    "smdp.transformers.DataParallel": frozenset(
-        {"shard_optimizer", "shard_parameters", "recompute", "offload", "precision"}
-    ),
+    "smdp.transformers.DataParallel": frozenset({"shard_optimizer", "recompute", "offload", "precision"}),
     "smdp.transformers.ModelParallel": frozenset(
         {
             "stages",

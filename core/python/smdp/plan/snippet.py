@@ -161,14 +161,15 @@ def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
     """
     for is_missing, what in (
         (one.sequence_parallel, "sequence parallelism"),
-        (one.sharding == "zero2", "sharded gradients and whole parameters (zero2)"),
+        (one.sharding in ("zero2", "zero3"), f"sharded parameters ({one.sharding})"),
+        (one.offload_optimizer, "optimizer states on a disk"),
     ):
         if is_missing:
             raise ValueError(f"[smdp] the Trainer has no argument for {what}; use --emit python")
     is_divided = one.pipeline > 1 or one.tensor > 1
     both = {
         "recompute": _recompute(one),
-        "offload": offload if one.offload_activations or one.offload_optimizer else None,
+        "offload": offload if one.offload_activations else None,
         "precision": one.precision if one.precision in _DTYPES else None,
         "shard_optimizer": ("host" if one.sharding_degree else True) if one.sharding == "zero1" else None,
     }
@@ -186,12 +187,7 @@ def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
         )
     else:
         name, size = "DataParallel", one.microbatch_size
-        degree = one.sharding_degree or True
-        plugin = call(
-            "smdp.transformers.DataParallel",
-            shard_parameters=degree if one.sharding == "zero3" else None,
-            **both,
-        )
+        plugin = call("smdp.transformers.DataParallel", **both)
     sizes = f"per_device_train_batch_size={size}"
     if not is_divided and one.microbatches > 1:
         sizes += f", gradient_accumulation_steps={one.microbatches}"
