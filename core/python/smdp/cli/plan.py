@@ -220,16 +220,21 @@ def _entry(option: Option, found: Plan) -> dict[str, Any]:
 def emitted(found: Plan, form: str) -> str:
     """Returns the recommended layout as Python; empty if nothing fits.
 
+    For the Trainer, it is the first layout that the plugins have arguments for.
+
     Raises:
         ConfigError: There is no such form.
-        ValueError: The form has no argument for a part of the layout.
+        ValueError: The plugins have arguments for no layout.
     """
     if form not in snippet.FORMS:
         raise config.invalid("--emit", form, ", ".join(snippet.FORMS))
     if not found.options:
         return ""
-    write = snippet.python if form == "python" else snippet.trainer
-    return write(found.options[0].candidate, found.cluster, found.offload)
+    best = found.options[0].candidate
+    if form == "python":
+        return snippet.python(best, found.cluster, found.offload)
+    known = (option.candidate for option in found.options if not snippet.missing_in_trainer(option.candidate))
+    return snippet.trainer(next(known, best), found.cluster, found.offload)
 
 
 def write_trace(found: Plan, path: Path) -> None:

@@ -40,10 +40,6 @@ def refusal(one: Candidate, cluster: Cluster, offload: str = "") -> str | None:
             "tensors of GPUs move to host memory only",
         ),
         (
-            one.sequence_parallel and one.pipeline > 1,
-            "pipeline() has no sequence parallelism",
-        ),
-        (
             one.precision == "amp" and one.pipeline > 1,
             "pipeline() trains in the model's own data type, or with MixedPrecision",
         ),

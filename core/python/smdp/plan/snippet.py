@@ -80,26 +80,26 @@ def _pipeline(one: Candidate, offload: str) -> list[str]:
         stages=one.pipeline,
         microbatches=one.microbatches,
         schedule=one.schedule,
-        tensor=one.tensor if one.tensor > 1 else None,
+        tensor=one.tensor if one.tensor > 1 and not one.sequence_parallel else None,
         virtual_stages=one.virtual_stages if one.virtual_stages > 1 else None,
         active_microbatches=one.active_microbatches or None,
         recompute=_recompute(one),
         offload=offload if one.offload_activations else None,
         example_inputs=Code("next(batches)"),
     )
-    return [*_lowered(one), f"pipe = {pipe}"]
+    # pipeline() has no argument for sequence parallelism, but takes models that are divided already.
+    divided = _divided(one) if one.sequence_parallel else []
+    return [*divided, *_lowered(one), f"pipe = {pipe}"]
+
+
+def _divided(one: Candidate) -> list[str]:
+    sequence = True if one.sequence_parallel else None
+    text = call("smdp.torch.tensor_parallel", "model", degree=one.tensor, sequence_parallel=sequence)
+    return [f"model = {text}"]
 
 
 def _layers(one: Candidate, offload: str) -> list[str]:
-    lines = []
-    if one.tensor > 1:
-        divided = call(
-            "smdp.torch.tensor_parallel",
-            "model",
-            degree=one.tensor,
-            sequence_parallel=True if one.sequence_parallel else None,
-        )
-        lines.append(f"model = {divided}")
+    lines = _divided(one) if one.tensor > 1 else []
     lines += _lowered(one)
     if (policy := _recompute(one)) is not None:
         lines.append(f"model = {call('smdp.torch.checkpoint_activations', 'model', policy=policy)}")
@@ -148,6 +148,18 @@ def _loop(one: Candidate, device: str) -> list[str]:
     return [*lines, f"{indent}{forward}", f"{indent}{backward}", last]
 
 
+def missing_in_trainer(one: Candidate) -> str | None:
+    """Returns the part of a layout for which the Trainer's plugins have no argument, or None."""
+    for is_missing, what in (
+        (one.sequence_parallel, "sequence parallelism"),
+        (one.sharding in ("zero2", "zero3"), f"sharded parameters ({one.sharding})"),
+        (one.offload_optimizer, "optimizer states on a disk"),
+    ):
+        if is_missing:
+            return what
+    return None
+
+
 def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
     """Returns the arguments of Hugging Face's Trainer for this layout.
 
@@ -159,13 +171,8 @@ def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
     Raises:
         ValueError: The Trainer's plugins have no argument for a part of the layout.
     """
-    for is_missing, what in (
-        (one.sequence_parallel, "sequence parallelism"),
-        (one.sharding in ("zero2", "zero3"), f"sharded parameters ({one.sharding})"),
-        (one.offload_optimizer, "optimizer states on a disk"),
-    ):
-        if is_missing:
-            raise ValueError(f"[smdp] the Trainer has no argument for {what}; use --emit python")
+    if (what := missing_in_trainer(one)) is not None:
+        raise ValueError(f"[smdp] the Trainer has no argument for {what}; use --emit python")
     is_divided = one.pipeline > 1 or one.tensor > 1
     both = {
         "recompute": _recompute(one),
