@@ -27,11 +27,12 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=128)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--tensor", type=int, default=1, help="ranks that divide a layer")
+    parser.add_argument("--bf16", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("smdp")
     found = {
-        "--gflops": gflops(options) / 1e9,
+        "--gflops-16bit" if options.bf16 else "--gflops": gflops(options) / 1e9,
         "--memory-bandwidth": update_bytes(options.width) / 1e9,
         # Both directions, as vendors state it.
         "--interconnect": 2 * sent_bytes() / 1e9,
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def text_of(name: str, value: float) -> str:
-    return f"{value:.1f}" if name == "--gflops" else f"{value:.2f}GBps"
+    return f"{value:.1f}" if name.startswith("--gflops") else f"{value:.2f}GBps"
 
 
 class Block(nn.Module):
@@ -68,8 +69,9 @@ class Block(nn.Module):
 def gflops(options: argparse.Namespace) -> float:
     """Operations per second of forward and backward of a block, counted as `smdp plan` does."""
     width, sequence, rows = options.width, options.sequence, options.rows
-    block = Block(width, options.heads, options.tensor)
-    inputs = torch.randn(rows, sequence, width, requires_grad=True)
+    dtype = torch.bfloat16 if options.bf16 else torch.float32
+    block = Block(width, options.heads, options.tensor).to(dtype)
+    inputs = torch.randn(rows, sequence, width, dtype=dtype, requires_grad=True)
 
     def step() -> None:
         block.zero_grad()

@@ -136,6 +136,17 @@ def test_steps_on_cores() -> None:
     assert own.step.reduction == pytest.approx(2 * 3 / 4 * 4 * memory.parameters(MODEL) / 1e9)
 
 
+def test_each_precision_has_its_speed() -> None:
+    cluster = Cluster(cores_per_host=1, efficiency=1.0, flops=1e9, flops_fp32=2e9)
+    found = plan(MODEL, cluster, batch=4, sequence=32, precision=("fp32", "bf16"), simulated=1)
+    seconds = {
+        one.candidate.precision: one.step.forward
+        for one in found.options
+        if one.candidate == of(precision=one.candidate.precision)
+    }
+    assert seconds["bf16"] == pytest.approx(2 * seconds["fp32"])
+
+
 def test_offloaded_states_are_read_and_written_by_all_ranks_of_a_host() -> None:
     cluster = Cluster(ranks_per_host=4, cores_per_host=4, disk=1e6)
     found = plan(MODEL, cluster, batch=16, sequence=32, precision="fp32", offload=DISK, simulated=1)

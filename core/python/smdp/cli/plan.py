@@ -56,6 +56,7 @@ def run(
     device: str,
     cores_per_host: float | None,
     gflops: float | None,
+    gflops_16bit: float | None,
     memory_bandwidth: str | None,
     disk_bandwidth: str,
     margin: float,
@@ -77,7 +78,8 @@ def run(
     is_cpu = device == "cpu"
     if is_cpu and not (gflops is not None and 0 < gflops < 1e9):
         raise config.invalid("--gflops", str(gflops), "a number above 0, with --device cpu")
-    for option, value in (("--gflops", gflops), ("--cores-per-host", cores_per_host)):
+    of_cores = {"--gflops": gflops, "--gflops-16bit": gflops_16bit, "--cores-per-host": cores_per_host}
+    for option, value in of_cores.items():
         if value is not None and not is_cpu:
             raise config.invalid(option, str(value), "only with --device cpu")
     cluster = Cluster(
@@ -87,7 +89,8 @@ def run(
         link=parse_link("--link", link),
         interconnect=parse_bytes("--interconnect", interconnect or _INTERCONNECTS[device], is_rate=True)
         / 2,  # vendors state the sum of both directions
-        flops=tflops * 1e12 if gflops is None else gflops * 1e9,
+        flops=tflops * 1e12 if gflops is None else (gflops_16bit or gflops) * 1e9,
+        flops_fp32=0 if gflops is None else gflops * 1e9,
         efficiency=1.0 if is_cpu else efficiency,  # gigaFLOPS are measured, not peaks
         margin=margin,
         cores_per_host=(cores_per_host or ranks_per_host) if is_cpu else 0,

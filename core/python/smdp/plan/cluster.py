@@ -30,7 +30,7 @@ class Cluster:
             do not.
         memory_bandwidth: Bytes of parameters, gradients and optimizer states that a rank updates per second.
             0: updates take no time.
-        disk: Bytes per second of a host's disk, shared by its ranks, in each direction.
+        disk: Bytes per second of a host's disk, or between its devices and its memory, in each direction.
 
     Raises:
         ValueError: A value is invalid. The message names it and what is allowed.

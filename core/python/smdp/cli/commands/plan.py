@@ -18,7 +18,7 @@ def plan_command(
     sequence: Annotated[int, typer.Option("--sequence", help="Tokens per sample.")],
     hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts.")] = 1,
     ranks_per_host: Annotated[int, typer.Option("--ranks-per-host", help="Devices per host.")] = 8,
-    device_memory: Annotated[str, typer.Option("--device-memory", help="Memory of a device.")] = "40GB",
+    device_memory: Annotated[str, typer.Option("--device-memory", help="Memory of a rank.")] = "40GB",
     link: Annotated[str, typer.Option("--link", help="Network bandwidth of a host.")] = "400Gbit",
     interconnect: Annotated[
         str | None,
@@ -41,12 +41,18 @@ def plan_command(
     gflops: Annotated[
         float | None, typer.Option("--gflops", help="With cpu: measured gigaFLOPS of a core in training.")
     ] = None,
+    gflops_16bit: Annotated[
+        float | None, typer.Option("--gflops-16bit", help="The same in bf16. Default: as in fp32.")
+    ] = None,
     memory_bandwidth: Annotated[
         str | None,
         typer.Option("--memory-bandwidth", help="Parameters, gradients and states that a rank updates."),
     ] = None,
     disk_bandwidth: Annotated[
-        str, typer.Option("--disk-bandwidth", help="Bandwidth of a host's disk, for --offload.")
+        str,
+        typer.Option(
+            "--disk-bandwidth", help="Of a host's disk, or of its devices to its memory, for --offload."
+        ),
     ] = "1GBps",
     margin: Annotated[
         float, typer.Option("--margin", help="Fraction of device memory that a plan may use.")
@@ -103,6 +109,7 @@ def plan_command(
             device=device,
             cores_per_host=cores_per_host,
             gflops=gflops,
+            gflops_16bit=gflops_16bit,
             memory_bandwidth=memory_bandwidth,
             disk_bandwidth=disk_bandwidth,
             margin=margin,
