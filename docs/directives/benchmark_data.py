@@ -20,6 +20,7 @@ TOPICS = (
     "tensorflow",
     "trainer",
     "planning",
+    "plan_accuracy",
     "tried",
 )
 TIMES = "\u00d7"  # the sign of multiplication

@@ -9,6 +9,7 @@ of ranks: --stages 1 --tensor 2 on two ranks, or k times as many ranks for k rep
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from text_model import make_model, make_rows
 
 import smdp.torch
+from smdp.plan import step_on_cores
 
 BATCH = 16  # rows per step and replica
 
@@ -60,7 +62,11 @@ def main() -> None:
     say(f"held-out text: loss {pipe.eval_step(batch_of(held_out[:BATCH])):.3f} per byte")
     # The first step records the program.
     measured = statistics.median(times[1:])
-    predicted = pipe.split.partition.step
+    partition = pipe.split.partition
+    # The ranks of a host share its cores.
+    predicted = step_on_cores(
+        partition.step, partition.bubble, ranks=dist.get_world_size(), cores=len(os.sched_getaffinity(0))
+    )
     say(f"predicted: step {predicted * 1e3:.1f} ms; measured: {measured * 1e3:.1f} ms")
     dist.destroy_process_group()
 

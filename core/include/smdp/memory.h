@@ -94,9 +94,9 @@ struct Setting {
   std::int64_t sharding_degree = 0;      // ranks of data that share states; 0: all
   std::string checkpointing = "none";    // none, each, group_N, contiguous, selective
   bool flash_attention = false;          // the matrix of attention scores is not kept
-  bool offload_activations = false;  // checkpoints wait in host memory; needs checkpointing other than none, selective
-  std::int64_t activation_loading_horizon = 4;         // microbatches whose checkpoints are fetched ahead
-  bool offload_optimizer = false;                      // master weights and moments are kept in host memory
+  bool offload_activations = false;      // what backward needs waits in host memory or on a disk
+  std::int64_t activation_loading_horizon = 4;  // microbatches, without a pipeline blocks, that are fetched ahead
+  bool offload_optimizer = false;               // master weights and moments are kept in host memory or on a disk
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  // of a fusion buffer; two are in use if data > 1
   std::vector<std::int64_t> stage_sizes;  // layers (of a trace: units) per virtual stage; empty: even, see stages.h
   std::vector<double> in_flight;          // per rank, e.g. simulated; empty: by the schedule's closed form

@@ -32,14 +32,19 @@ Kept kept(const std::vector<Piece>& pieces, const Span& span, const Checkpointin
     if (checkpointing.is_selective) {
       sum.bytes += piece.activations - piece.rebuilt;
       sum.rebuilt = std::max(sum.rebuilt, piece.rebuilt);
+      ++sum.blocks;
     } else if (checkpointing.group == 0) {
       sum.bytes += piece.activations;
+      ++sum.blocks;
     } else {
       if (members == checkpointing.group) {
         group = 0;
         members = 0;
       }
-      if (members == 0) sum.bytes += piece.input;
+      if (members == 0) {
+        sum.bytes += piece.input;
+        ++sum.blocks;
+      }
       group += piece.activations;
       ++members;
       sum.rebuilt = std::max(sum.rebuilt, group);

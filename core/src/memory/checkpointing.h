@@ -22,6 +22,7 @@ Checkpointing parse_checkpointing(const std::string& name);
 struct Kept {
   double bytes = 0;    // per microbatch in flight
   double rebuilt = 0;  // once: the largest group, while it runs backward
+  double blocks = 0;   // layers or groups, which offloading moves one by one
 };
 
 // A group never extends over a cut.

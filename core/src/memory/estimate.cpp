@@ -40,6 +40,7 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
   stage.optimizer = states.optimizer * local;
 
   double of_one = 0;
+  double blocks = 0;
   double backward = 0;
   double gradients = 0;
   double received = 0;
@@ -50,6 +51,7 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
   for (const Span& span : spans) {
     const Kept layers = kept(pieces.list, span, checkpointing);
     of_one += layers.bytes;
+    blocks += layers.blocks;
     backward = std::max(backward, layers.rebuilt);
     for (std::size_t i = span.begin; i < span.end; ++i) {
       const Piece& piece = pieces.list[i];
@@ -64,7 +66,9 @@ StageMemory stage_memory(const Pieces& pieces, const std::vector<Span>& spans, c
   }
   double resident = in_flight;
   if (setting.offload_activations) {
-    resident = std::min(in_flight, static_cast<double>(setting.activation_loading_horizon) + 1);
+    // A pipeline moves microbatches, a single stage the blocks of its only one.
+    const double kept = static_cast<double>(setting.activation_loading_horizon) + 1;
+    resident = std::min(in_flight, setting.pipeline > 1 ? kept : kept / std::max(1.0, blocks));
     stage.host += (in_flight - resident) * of_one;
   }
   stage.activations = of_one * resident;

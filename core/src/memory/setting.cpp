@@ -31,11 +31,7 @@ void check(const Setting& setting) {
     refuse("microbatches", std::to_string(setting.microbatches),
            std::to_string(2 * setting.pipeline) + " or more for dualpipe_v, the number of its virtual stages");
   }
-  const Checkpointing checkpointing = parse_checkpointing(setting.checkpointing);
-  if (setting.offload_activations && checkpointing.group == 0) {
-    refuse("offload_activations", "true",
-           "false, with checkpointing " + setting.checkpointing + ", which keeps no inputs to offload");
-  }
+  parse_checkpointing(setting.checkpointing);
 }
 
 }  // namespace smdp::memory

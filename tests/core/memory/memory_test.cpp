@@ -212,6 +212,21 @@ TEST(Estimate, OffloadKeepsTheHorizonAndOneMoreOnTheDevice) {
   EXPECT_EQ(estimate(gpt(16, 64, 8), setting).stages[7].host, resident.stages[7].optimizer);
 }
 
+TEST(Estimate, OffloadOfASingleStageKeepsTheHorizonOfBlocks) {
+  Setting setting = setting_of(1);
+  for (const auto& [checkpointing, blocks] :
+       {std::pair{"none", 16.0}, std::pair{"selective", 16.0}, std::pair{"each", 16.0}, std::pair{"group_4", 4.0}}) {
+    setting.checkpointing = checkpointing;
+    setting.offload_activations = false;
+    const double all = estimate(gpt(16, 64, 8), setting).stages[0].activations;
+    setting.offload_activations = true;
+    setting.activation_loading_horizon = 2;
+    const Estimate offloaded = estimate(gpt(16, 64, 8), setting);
+    EXPECT_DOUBLE_EQ(offloaded.stages[0].activations, all * 3 / blocks);
+    EXPECT_DOUBLE_EQ(offloaded.stages[0].host, all * (blocks - 3) / blocks);
+  }
+}
+
 TEST(Estimate, SimulatedCountsReplaceTheClosedForm) {
   Setting setting = setting_of(2);
   setting.in_flight = {1.5, 0.5};

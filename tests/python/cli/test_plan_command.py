@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -37,7 +38,7 @@ def test_json_and_trace(tmp_path: Path) -> None:
     done = smdp(CONFIG, "--hosts", 16, "--batch", 512, "--sequence", 512, "--json", "--trace", trace)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["fitting"] + result["rejected"] > 10_000
+    assert result["fitting"] + result["not_run"] + result["rejected"] > 10_000
     assert len(result["options"]) == 10
     best = result["options"][0]
     assert best["peak_bytes"] == pytest.approx(max(stage["total"] for stage in best["stages"]))
@@ -52,6 +53,23 @@ def test_explain_names_every_rejected_one() -> None:
     assert len(result["why_rejected"]) == result["rejected"] > 0
     text = smdp(CONFIG, "--hosts", 1, "--batch", 16, "--sequence", 512, "--explain")
     assert sum(line.startswith("rejected: ") for line in text.stdout.splitlines()) == result["rejected"]
+
+
+def test_emitted_python_is_a_script(tmp_path: Path) -> None:
+    """A host of two cores, by what was measured on it; nothing else is printed."""
+    speed = ["--device", "cpu", "--gflops", 50, "--memory-bandwidth", "8GBps", "--cores-per-host", 2]
+    options = ["--ranks-per-host", 4, "--batch", 16, "--sequence", 512, "--precision", "fp32,bf16", *speed]
+    small = ["--device-memory", "64GB", "--offload", "disk:/scratch"]
+    for form in ("python", "trainer"):
+        done = smdp(CONFIG, *options, *small, "--emit", form)
+        assert done.returncode == 0, done.stderr
+        ast.parse(done.stdout)
+        assert done.stdout.startswith("# smdp run -n 4 train.py")
+    best = json.loads(smdp(CONFIG, *options, *small, "--json", "--explain").stdout)
+    assert best["options"][0]["python"] == smdp(CONFIG, *options, *small, "--emit", "python").stdout
+    assert len(best["why_not_run"]) == best["not_run"] > 0
+    none = smdp(CONFIG, *options, "--device-memory", "1GB", "--emit", "python")
+    assert none.returncode == 1 and "Nothing fits" in none.stdout
 
 
 def test_nothing_fits(tmp_path: Path) -> None:
@@ -80,6 +98,11 @@ def test_nothing_fits(tmp_path: Path) -> None:
         ),
         (["--tflops", "nan"], "--tflops='nan' is not valid; allowed: a number above 0"),
         (["--tflops", 0], "--tflops='0.0' is not valid"),
+        (["--device", "tpu"], "--device='tpu' is not valid; allowed: gpu, cpu"),
+        (["--device", "cpu"], "--gflops='None' is not valid; allowed: a number above 0, with --device cpu"),
+        (["--cores-per-host", 4], "--cores-per-host='4.0' is not valid; allowed: only with --device cpu"),
+        (["--emit", "rust"], "--emit='rust' is not valid; allowed: python, trainer"),
+        (["--offload", "disk:scratch"], "offload = 'disk:scratch' is not valid; allowed: 'host', or 'disk:'"),
         (["--precision", "fp7"], "precision = 'fp7' is not valid"),
         (["--trace", "/nowhere/at/all.json"], "No such file or directory"),
     ],

@@ -59,10 +59,6 @@ def test_wrong_types(options: dict[str, Any], message: str) -> None:
             "in_flight = 2 numbers is not valid; allowed: one for each of the 1 pipeline ranks",
         ),
         (
-            {"offload_activations": True},
-            "offload_activations = true is not valid; allowed: false, with checkpointing",
-        ),
-        (
             {"checkpointing": "group_x"},
             "checkpointing = 'group_x' is not valid; allowed: none, each, group_N",
         ),

@@ -9,8 +9,9 @@ import pytest
 
 from smdp import memory
 from smdp._core import all_reduce_seconds
-from smdp.plan import Cluster, Plan, advice, plan
-from smdp.plan.candidates import Candidate, Impossible, candidates
+from smdp.plan import Cluster, Option, Plan, advice, plan, snippet
+from smdp.plan.candidate import Candidate
+from smdp.plan.candidates import Impossible, candidates
 from smdp.plan.search import TOLERANCE
 from smdp.plan.step_time import Clock
 from smdp.plan.work import work_of
@@ -57,10 +58,10 @@ def test_recomputation_is_that_of_the_published_formula() -> None:
 
 
 def test_ten_thousand_candidates_in_two_seconds() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     found = plan(gpt2(48, 4096, 32), Cluster(hosts=16, **A100_HOSTS), batch=512, sequence=512)
-    took = time.perf_counter() - start
-    assert len(found.options) + len(found.rejected) > 10_000
+    took = time.process_time() - start
+    assert len(found.options) + len(found.unusable) + len(found.rejected) > 10_000
     # Ten times what it takes on two cores of a server: this is no benchmark.
     assert took < 5
 
@@ -77,12 +78,16 @@ def configurations() -> list[Plan]:
     ]
 
 
+def fitting(found: Plan) -> list[Option]:
+    return found.options + [one.option for one in found.unusable if one.option is not None]
+
+
 def test_reference_configurations() -> None:
     for found, own in zip(configurations(), ((1, 4, 1), (1, 8, 1), (2, 8, 4)), strict=True):
         pipeline, tensor, microbatches = own
         theirs = [
             option
-            for option in found.options
+            for option in fitting(found)
             if (option.candidate.pipeline, option.candidate.tensor, option.candidate.microbatches) == own
             and option.candidate.sharding == "zero1"
             and option.candidate.checkpointing == "each"
@@ -111,7 +116,7 @@ def test_recommended_has_the_fewest_features_of_the_fast_ones() -> None:
 
 def test_a_pipeline_comes_last() -> None:
     """AWS's order: sharded states, checkpoints and tensor parallelism first, where they are as fast."""
-    cluster = Cluster(hosts=4, ranks_per_host=8, device_memory=16e9)
+    cluster = Cluster(hosts=4, ranks_per_host=8, device_memory=16e9, cores_per_host=8, link=1e12)
     found = plan(gpt2(36, 4096, 32), cluster, batch=256, sequence=1024)
     best = found.options[0].candidate
     limit = min(option.seconds for option in found.options) * (1 + TOLERANCE)
@@ -166,8 +171,11 @@ def test_advice_where_nothing_fits() -> None:
     text = advice(found)
     assert "Nothing fits 32.0 GB (0.8 of the device's memory)" in text
     assert "optimizer: try more ranks to share optimizer states (--hosts)" in text
-    assert "--offload" in text
-    assert "--offload" not in advice(plan(gpt2(74, 8192, 64), cluster, batch=32, sequence=512, offload=True))
+    assert "--offload" not in text  # states of a device go nowhere
+    on_cores = Cluster(hosts=1, cores_per_host=8, **A100_HOSTS)
+    options: dict[str, Any] = {"batch": 32, "sequence": 512}
+    assert "--offload" in advice(plan(gpt2(74, 8192, 64), on_cores, **options))
+    assert "--offload" not in advice(plan(gpt2(74, 8192, 64), on_cores, offload="disk:/scratch", **options))
     needed = found.nearest.estimate.peak / 0.8
     larger = Cluster(hosts=1, ranks_per_host=8, device_memory=needed * 1.001, flops=312e12)
     assert plan(gpt2(74, 8192, 64), larger, batch=32, sequence=512).options
@@ -197,11 +205,18 @@ def test_gradients_cross_a_hosts_link_once() -> None:
 
 def test_offload_is_looked_at_when_asked() -> None:
     options: dict[str, Any] = {"batch": 16, "sequence": 512}
-    model, cluster = gpt2(48, 4096, 32), Cluster(hosts=1, **A100_HOSTS)
+    model, cluster = gpt2(48, 4096, 32), Cluster(hosts=1, cores_per_host=8, **A100_HOSTS)
     without = plan(model, cluster, **options)
-    with_it = plan(model, cluster, offload=True, **options)
-    assert not any(option.candidate.offload_optimizer for option in without.options)
-    assert any(option.candidate.offload_optimizer for option in with_it.options)
+    assert not any(
+        one.candidate.offload_optimizer or one.candidate.offload_activations for one in without.options
+    )
+    with_it = plan(model, cluster, offload="disk:/scratch", **options)
+    of_states = [one for one in with_it.options if one.candidate.offload_optimizer]
+    # Only a ShardedOptimizer offloads states, and only activations that are inputs of layers go.
+    assert of_states and all(one.candidate.sharding == "zero1" for one in of_states)
+    assert all(one.step.offload > 0 for one in of_states)
+    with pytest.raises(ValueError, match="offload = 'tape' is not valid; allowed: 'host', or 'disk:'"):
+        plan(model, cluster, offload="tape", **options)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +252,7 @@ def test_a_sharded_optimizer_is_counted_for_each_scope() -> None:
     found = plan(model, cluster, batch=32, sequence=512)
     same = [
         one
-        for one in found.options
+        for one in fitting(found)
         if (one.candidate.pipeline, one.candidate.tensor, one.candidate.microbatches) == (1, 1, 1)
         and one.candidate.checkpointing == "none"
     ]
@@ -256,8 +271,9 @@ def test_a_sharded_optimizer_is_counted_for_each_scope() -> None:
     assert host.step.reduction - none.step.reduction == pytest.approx(inside / 2)
     hidden = min((inside + between) / 2, world.step.backward)
     assert world.step.reduction == pytest.approx(inside + between - hidden)
-    uses = [one.candidate.use() for one in (none, world, host)]
-    assert uses[0] == "" and 'scope="world"' in uses[1] and 'scope="host"' in uses[2]
+    uses = [snippet.python(one.candidate, cluster) for one in (none, world, host)]
+    assert ["ShardedOptimizer" in use for use in uses] == [False, True, True]
+    assert ['scope="host"' in use for use in uses] == [False, False, True]
     assert "sharding zero1 per host" in host.candidate.describe()
     # One host, or one rank on each, has no second scope.
     for hosts, ranks in ((1, 8), (8, 1)):
@@ -292,7 +308,7 @@ def test_communication_of_divided_layers() -> None:
     model = llama()
     cluster = Cluster(ranks_per_host=2, interconnect=1e9, flops=1e30, latency=0.0)
     clock = Clock(model, cluster, work_of(model, 128), 128, "fp32")
-    activations = 2 * 4 * 128 * 1024 / 1e9  # an all_reduce on two ranks sends them once
+    activations = 4 * 4 * 128 * 1024 / 1e9  # an all_reduce on two ranks sends them once
     one: dict[str, Any] = {"pipeline": 1, "tensor": 2, "data": 1, "microbatches": 1, "microbatch_size": 4}
     assert clock.step(Candidate(**one)).total == pytest.approx((4 * 4 + 2) * activations)
     # Two gathers more in each layer, half an all_reduce each, and one at each end of the stack and back.

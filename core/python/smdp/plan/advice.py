@@ -26,26 +26,29 @@ def advice(found: Plan) -> str:
     """Returns advice based on what uses most of the nearest candidate's memory; empty if something fits."""
     if found.options:
         return ""
+    if found.unusable:
+        reasons = sorted({one.why for one in found.unusable})
+        return f"{len(found.unusable)} layouts fit, but smdp does not run them:\n" + "\n".join(reasons)
     if found.nearest is None:
         reasons = sorted({f"{one.what}: {one.why}" for one in found.rejected})
         return "No layout is possible on these ranks:\n" + "\n".join(reasons)
-    estimate = found.nearest.estimate
+    estimate, peak = found.nearest.estimate, found.nearest.peak
     stage = estimate.stages[estimate.peak_stage]
     kinds = sorted(memory.KINDS, key=lambda kind: -getattr(stage, kind))[:2]
-    margin = found.cluster.margin
+    margin, is_cpu = found.cluster.margin, found.cluster.is_cpu
     more = {
         "flash": "" if found.flash_attention else ", or --flash-attention",
-        "offload": "" if found.offload else ", or states in host memory (--offload)",
+        "offload": ", or states on a disk (--offload disk:/scratch)" if is_cpu and not found.offload else "",
     }
     nearest = found.nearest.candidate.describe()
     lines = [
         f"Nothing fits {found.cluster.usable_memory / 1e9:.1f} GB ({margin:g} of the device's memory).",
-        f"The nearest layout needs {estimate.peak / 1e9:.1f} GB: {nearest}.",
+        f"The nearest layout needs {peak / 1e9:.1f} GB: {nearest}.",
         *(
             f"{getattr(stage, kind) / 1e9:.1f} GB of this is {kind}: try {_HELP[kind].format(**more)}."
             for kind in kinds
             if getattr(stage, kind) > 0
         ),
-        f"Devices with {math.ceil(estimate.peak / margin / 1e9)} GB would be sufficient (--device-memory).",
+        f"Devices with {math.ceil(peak / margin / 1e9)} GB would be sufficient (--device-memory).",
     ]
     return "\n".join(lines)

@@ -9,11 +9,9 @@ from math import isqrt
 from smdp._shown import counted
 from smdp.memory import Architecture
 from smdp.pipeline import schedule_info
+from smdp.plan.candidate import CHECKPOINTINGS, SHARDINGS, Candidate
 from smdp.plan.cluster import Cluster
 
-# In the order of AWS's advice for its model parallel library: the cheapest is tried first.
-SHARDINGS = ("none", "zero1", "zero2", "zero3")
-CHECKPOINTINGS = ("none", "selective", "each", "group_2", "group_4", "contiguous")
 # Numbers of virtual stages per rank to try in addition to the schedule's default.
 SCHEDULES: dict[str, tuple[int, ...]] = {
     "1f1b": (),
@@ -21,84 +19,6 @@ SCHEDULES: dict[str, tuple[int, ...]] = {
     "interleaved_1f1b": (4,),
     "zb_v": (),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """One possible layout of a model. The fields are those of `smdp.memory.Setting`."""
-
-    pipeline: int
-    tensor: int
-    data: int
-    microbatches: int
-    microbatch_size: int
-    schedule: str = "1f1b"
-    virtual_stages: int = 1
-    active_microbatches: int = 0
-    sharding: str = "none"
-    sharding_degree: int = 0
-    checkpointing: str = "none"
-    sequence_parallel: bool = False
-    offload_optimizer: bool = False
-
-    @property
-    def shards(self) -> str:
-        """The sharding, and whether only the ranks of each host share it."""
-        return f"{self.sharding} per host" if self.sharding_degree else self.sharding
-
-    def use(self) -> str:
-        """Returns the call that shards like this; empty if nothing is sharded."""
-        if self.sharding == "zero1":
-            scope = "host" if self.sharding_degree else "world"
-            return f'smdp.torch.ShardedOptimizer(optimizer, model, scope="{scope}")'
-        if self.sharding == "none":
-            return ""
-        keeps = ", reshard_after_forward=False" if self.sharding == "zero2" else ""
-        if self.tensor > 1:
-            # Ranks that share a model are adjacent; parameters are sharded over the others.
-            names = 'mesh_dim_names=("data", "tensor")'
-            keeps += f', mesh=init_device_mesh(device, ({self.data}, {self.tensor}), {names})["data"]'
-        return f"torch.distributed.fsdp.fully_shard(model{keeps})"
-
-    def division(self) -> str:
-        """Returns the call that divides layers like this; empty if they stay whole."""
-        if self.tensor == 1:
-            return ""
-        sequence = ", sequence_parallel=True" if self.sequence_parallel else ""
-        return f"smdp.torch.tensor_parallel(model, {self.tensor}{sequence})"
-
-    def features(self) -> dict[int, str]:
-        """Returns the features that the layout uses, keyed by their position in the order of AWS's advice."""
-        all_of_them = [
-            (self.sharding != "none", self.shards),
-            (self.checkpointing != "none", f"checkpointing={self.checkpointing}"),
-            (self.tensor > 1, f"tensor={self.tensor}"),
-            (self.sequence_parallel, "sequence_parallel"),
-            (self.pipeline > 1, f"pipeline={self.pipeline}"),
-            (self.virtual_stages > 1, self.schedule),
-            (self.offload_optimizer, "offload_optimizer"),
-        ]
-        return {place: name for place, (is_used, name) in enumerate(all_of_them) if is_used}
-
-    def describe(self) -> str:
-        """Returns the layout as one line of text."""
-        schedule = self.schedule if self.pipeline > 1 else "no pipeline"
-        if self.virtual_stages > 1:
-            schedule += f" x{self.virtual_stages}"
-        if self.active_microbatches:
-            schedule += f" ({self.active_microbatches} active)"
-        parts = [
-            f"pipeline {self.pipeline} x tensor {self.tensor} x data {self.data}",
-            f"{counted(self.microbatches, 'microbatch')} of {self.microbatch_size}",
-            schedule,
-            f"sharding {self.shards}",
-            f"checkpointing {self.checkpointing}",
-        ]
-        if self.sequence_parallel:
-            parts.append("sequence parallel")
-        if self.offload_optimizer:
-            parts.append("optimizer in host memory")
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +75,13 @@ def _problem_of_sequence(model: Architecture, sequence: int, tensor: int) -> str
 
 
 def candidates(
-    model: Architecture, cluster: Cluster, batch: int, sequence: int
+    model: Architecture,
+    cluster: Cluster,
+    batch: int,
+    sequence: int,
+    *,
+    precision: str = "bf16",
+    offload: str = "",
 ) -> Iterator[Candidate | Impossible]:
     """Yields all settings for a global batch of `batch` samples, and the impossible ones with the reason.
 
@@ -164,6 +90,9 @@ def candidates(
         cluster: The machines.
         batch: Samples per step, over all ranks.
         sequence: Tokens per sample, unless the model fixes them.
+        precision: Precision as in `smdp.memory.state_bytes`.
+        offload: Where activations and optimizer states may go: "host", "disk:" and a folder, or "" for
+            nowhere.
     """
     count = sum(run.count for run in model.layers)
     for layout in layouts(model, cluster):
@@ -198,10 +127,10 @@ def candidates(
                     f" {counted(pipeline, 'stage')}",
                 )
             for schedule, virtual, active in _schedules(pipeline, microbatches, count):
-                for sharding, degree in _shardings(pipeline, data, local_ranks(cluster, layout)):
+                for sharding, degree in _shardings(pipeline, data, local_ranks(cluster, layout), offload):
                     for checkpointing in CHECKPOINTINGS:
                         for is_sequence_parallel in sequences:
-                            for is_offloaded in (False, True):
+                            for activations, optimizer in _offloads(offload, sharding):
                                 yield Candidate(
                                     pipeline=pipeline,
                                     tensor=tensor,
@@ -211,11 +140,13 @@ def candidates(
                                     schedule=schedule,
                                     virtual_stages=virtual,
                                     active_microbatches=active,
+                                    precision=precision,
                                     sharding=sharding,
                                     sharding_degree=degree,
                                     checkpointing=checkpointing,
                                     sequence_parallel=is_sequence_parallel,
-                                    offload_optimizer=is_offloaded,
+                                    offload_activations=activations,
+                                    offload_optimizer=optimizer,
                                 )
 
 
@@ -232,13 +163,27 @@ def local_ranks(cluster: Cluster, layout: tuple[int, int, int]) -> int:
     return max(1, min(data, cluster.ranks_per_host // (pipeline * tensor)))
 
 
-def _shardings(pipeline: int, data: int, local: int) -> list[tuple[str, int]]:
+def _shardings(pipeline: int, data: int, local: int, offload: str) -> list[tuple[str, int]]:
     """Returns the shardings that make sense for these numbers of ranks, with how many ranks share."""
     if data == 1:
-        return [("none", 0)]
+        # A ShardedOptimizer can offload the state of a rank that has no one to share it with.
+        return [("none", 0), *([("zero1", 0)] if offload else [])]
     found = [(name, 0) for name in (SHARDINGS[:2] if pipeline > 1 else SHARDINGS)]
     if 1 < local < data and data % local == 0:
         found.insert(1, ("zero1", local))
+        if pipeline == 1:
+            found.append(("zero3", local))
+    return found
+
+
+def _offloads(offload: str, sharding: str) -> list[tuple[bool, bool]]:
+    """Returns whether activations, and optimizer states, may be offloaded; both False comes first."""
+    if not offload:
+        return [(False, False)]
+    found = [(False, False), (True, False)]
+    # Optimizer states are offloaded by a ShardedOptimizer, to a disk.
+    if sharding == "zero1" and offload.startswith("disk:"):
+        found.extend([(activations, True) for activations, _ in found])
     return found
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 from smdp._shown import shown
 
 _MOST_RANKS = 2**17
+_MAY_BE_ZERO = ("latency", "cores_per_host", "flops_fp32", "memory_bandwidth")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Identical hosts with identical devices, one rank per device.
+    """Identical hosts with identical devices, one rank per device, or with ranks of one thread on CPU cores.
 
     Attributes:
         hosts: Number of hosts.
@@ -23,6 +24,13 @@ class Cluster:
         efficiency: The fraction of `flops` that matrix products reach, 0 to 1.
         margin: The fraction of `device_memory` that an estimate may use, 0 to 1.
         latency: Seconds of one message.
+        cores_per_host: Cores that the ranks of a host share; `flops`, `device_memory` and `memory_bandwidth`
+            are then those of one rank on a core. 0: each rank has a device of its own.
+        flops_fp32: Peak floating-point operations per second in fp32, if they differ from `flops`; 0: they
+            do not.
+        memory_bandwidth: Bytes of parameters, gradients and optimizer states that a rank updates per second.
+            0: updates take no time.
+        disk: Bytes per second of a host's disk, or between its devices and its memory, in each direction.
 
     Raises:
         ValueError: A value is invalid. The message names it and what is allowed.
@@ -37,6 +45,10 @@ class Cluster:
     efficiency: float = 0.5
     margin: float = 0.8
     latency: float = 10e-6
+    cores_per_host: float = 0
+    flops_fp32: float = 0
+    memory_bandwidth: float = 0
+    disk: float = 1e9
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -52,7 +64,7 @@ class Cluster:
             elif field.name in ("efficiency", "margin"):
                 if not 0 < value <= 1:
                     raise ValueError(f"[smdp] {field.name} = {text} is not valid; allowed: above 0, up to 1")
-            elif not (0 < value <= 1e30 or (field.name == "latency" and value == 0)):
+            elif not (0 < value <= 1e30 or (field.name in _MAY_BE_ZERO and value == 0)):
                 raise ValueError(
                     f"[smdp] {field.name} = {text} is not valid; allowed: a number above 0, up to 1e30"
                 )
@@ -72,3 +84,22 @@ class Cluster:
     def usable_memory(self) -> float:
         """Bytes per device that an estimate may use."""
         return self.device_memory * self.margin
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether ranks run on cores of the host instead of devices of their own."""
+        return self.cores_per_host > 0
+
+    @property
+    def slowdown(self) -> float:
+        """How many times longer work takes that all ranks of a host do at the same time, at least 1."""
+        return max(1.0, self.ranks_per_host / self.cores_per_host) if self.is_cpu else 1.0
+
+    def speed(self, precision: str) -> float:
+        """Returns the floating-point operations per second that matrix products reach with one rank's device.
+
+        Args:
+            precision: Precision as in `smdp.memory.state_bytes`.
+        """
+        peak = self.flops_fp32 if precision == "fp32" and self.flops_fp32 else self.flops
+        return peak * self.efficiency

@@ -18,35 +18,66 @@ def plan_command(
     sequence: Annotated[int, typer.Option("--sequence", help="Tokens per sample.")],
     hosts: Annotated[int, typer.Option("--hosts", help="Number of hosts.")] = 1,
     ranks_per_host: Annotated[int, typer.Option("--ranks-per-host", help="Devices per host.")] = 8,
-    device_memory: Annotated[str, typer.Option("--device-memory", help="Memory of a device.")] = "40GB",
+    device_memory: Annotated[str, typer.Option("--device-memory", help="Memory of a rank.")] = "40GB",
     link: Annotated[str, typer.Option("--link", help="Network bandwidth of a host.")] = "400Gbit",
     interconnect: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--interconnect",
-            help="Bandwidth of a device to the others of its host, sum of both directions.",
+            help="Bandwidth of a rank to the others of its host, sum of both directions. Default: 600GBps, on"
+            " CPUs 10GBps.",
         ),
-    ] = "600GBps",
+    ] = None,
     tflops: Annotated[float, typer.Option("--tflops", help="Peak teraFLOPS of a device.")] = 312,
     efficiency: Annotated[
         float, typer.Option("--efficiency", help="Fraction of the peak that matrix products reach.")
     ] = 0.5,
+    device: Annotated[
+        str, typer.Option("--device", help="gpu, or cpu: ranks of one thread share a host's cores.")
+    ] = "gpu",
+    cores_per_host: Annotated[
+        float | None, typer.Option("--cores-per-host", help="With cpu. Default: one per rank.")
+    ] = None,
+    gflops: Annotated[
+        float | None, typer.Option("--gflops", help="With cpu: measured gigaFLOPS of a core in training.")
+    ] = None,
+    gflops_16bit: Annotated[
+        float | None, typer.Option("--gflops-16bit", help="The same in bf16. Default: as in fp32.")
+    ] = None,
+    memory_bandwidth: Annotated[
+        str | None,
+        typer.Option("--memory-bandwidth", help="Parameters, gradients and states that a rank updates."),
+    ] = None,
+    disk_bandwidth: Annotated[
+        str,
+        typer.Option(
+            "--disk-bandwidth", help="Of a host's disk, or of its devices to its memory, for --offload."
+        ),
+    ] = "1GBps",
     margin: Annotated[
         float, typer.Option("--margin", help="Fraction of device memory that a plan may use.")
     ] = 0.8,
     precision: Annotated[
-        str, typer.Option("--precision", help="Data type of training: fp32, fp16, bf16, amp, ...")
+        str,
+        typer.Option(
+            "--precision", help="Data type of training: fp32, fp16, bf16, amp, ... or several: fp32,bf16."
+        ),
     ] = "bf16",
     flash_attention: Annotated[
         bool, typer.Option("--flash-attention", help="Assume that attention does not store its scores.")
     ] = False,
     offload: Annotated[
-        bool, typer.Option("--offload", help="Also consider optimizer states in host memory.")
-    ] = False,
+        str,
+        typer.Option("--offload", help="Also offload activations and optimizer states: host, disk:/scratch."),
+    ] = "",
     most: Annotated[int, typer.Option("--most", min=1, help="Number of layouts to show.")] = 10,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print why each of the other layouts was rejected.")
     ] = False,
+    emit: Annotated[
+        str | None,
+        typer.Option("--emit", help="Print the recommended layout only, as Python: python, trainer."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     trace: Annotated[
         Path | None,
@@ -75,6 +106,12 @@ def plan_command(
             interconnect=interconnect,
             tflops=tflops,
             efficiency=efficiency,
+            device=device,
+            cores_per_host=cores_per_host,
+            gflops=gflops,
+            gflops_16bit=gflops_16bit,
+            memory_bandwidth=memory_bandwidth,
+            disk_bandwidth=disk_bandwidth,
             margin=margin,
             precision=precision,
             flash_attention=flash_attention,
@@ -83,10 +120,13 @@ def plan_command(
         )
         if trace is not None and found.options:
             plan.write_trace(found, trace)
+        text = "" if emit is None else plan.emitted(found, emit)
     except (ValueError, TypeError, OSError, SmdpError) as error:
         typer.echo(f"smdp plan: {error}", err=True)
         raise typer.Exit(2) from None
-    if json:
+    if text:
+        typer.echo(text, nl=False)
+    elif json:
         typer.echo(plan.as_json(found, most=most, explain=explain))
     else:
         plan.show(
