@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from smdp.torch.data_parallel.sparse_gradients import stand_in_like as stand_in_like
     from smdp.torch.data_parallel.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from smdp.torch.mesh.agreement import on_every_rank as on_every_rank
+    from smdp.torch.mesh.cuts import mesh_of_slices as mesh_of_slices
     from smdp.torch.pipelining.engine.same_batch import check_same_batch as check_same_batch
     from smdp.torch.pipelining.pipelined.pipelining import pipeline_of as pipeline_of
     from smdp.torch.pipelining.pipelined.split_over_ranks import SplitOptions as SplitOptions
@@ -50,6 +51,7 @@ _MODULES = {
     "data_parallel.sparse_gradients": {"SparseGradients", "sparse_on_any_rank", "stand_in_like"},
     "data_parallel.sync_batch_norm": {"SyncBatchNorm"},
     "mesh.agreement": {"on_every_rank"},
+    "mesh.cuts": {"mesh_of_slices"},
     "pipelining.engine.same_batch": {"check_same_batch"},
     "pipelining.pipelined.pipelining": {"pipeline_of"},
     "pipelining.pipelined.split_over_ranks": {"SplitOptions"},
