@@ -238,6 +238,16 @@ def dropout_is_that_of_one_process() -> None:
             torch.testing.assert_close(found, one)
 
 
+def features_may_be_last_of_four_dimensions() -> None:
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+    model = divided(alone, {"0": "colwise", "2": "rowwise"})
+    for each in (alone, model):
+        torch.manual_seed(1)
+        each(torch.randn(2, 6, 5, 4)).square().sum().backward()
+    assert farthest(model, alone) < 1e-5
+
+
 def nothing_is_left_of_what_is_dropped() -> None:
     """As torch, attention gives zeros to queries that see no key, and a rate of 1 drops everything."""
     model = divided(Attention(keys=4), ATTENTION)
@@ -332,6 +342,7 @@ def all_of_them() -> None:
     gradients_of_shared_heads(1)
     dropout_is_that_of_one_process()
     if dist.get_world_size() == 2:
+        features_may_be_last_of_four_dimensions()
         nothing_is_left_of_what_is_dropped()
         leaves_are_free_and_have_no_copies()
         with pytest.MonkeyPatch.context() as monkeypatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -93,9 +94,31 @@ def generates() -> None:
         assert torch.equal(*found), options
 
 
+def warns_of_torchs_clipping() -> None:
+    """torch clips by the gradients of a rank's slices, so whole parameters become different."""
+    for clip, count in ((torch.nn.utils.clip_grad_norm_, 1), (smdp.torch.clip_grad_norm_, 0)):
+        told: list[logging.LogRecord] = []
+        handler = logging.Handler()
+        handler.emit = told.append  # type: ignore[method-assign]
+        logging.getLogger("smdp.torch").addHandler(handler)
+        torch.manual_seed(0)
+        model = smdp.torch.tensor_parallel(Model(), 2, PLAN)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss_of(model, TOKENS).backward()
+            clip(model.parameters(), 0.1)
+            optimizer.step()
+        logging.getLogger("smdp.torch").removeHandler(handler)
+        found = [each.getMessage() for each in told]
+        assert len(found) == count, found
+        assert all("Clip with smdp.torch.clip_grad_norm_" in each for each in found)
+
+
 def all_of_it() -> None:
     trains()
     evaluates()
+    warns_of_torchs_clipping()
 
 
 def test_uses() -> None:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from smdp import environments
 from smdp.environments.single import SingleProcess
+from smdp.lightning.divided_models import check_saving, clip_by_norm, sampler_options
 from smdp.lightning.launched import check_devices, launched
 from smdp.lightning.layer_sync import SyncBatchNorms
 from smdp.torch import ShardedOptimizer, checkpoint_activations, offload_activations
@@ -39,6 +40,9 @@ _HOOKS = ("ddp_comm_hook", "ddp_comm_wrapper", "ddp_comm_state")
 
 class SmdpStrategy(DDPStrategy):
     """Lightning's DDPStrategy, with gradients averaged by smdp.
+
+    A module's `configure_model()` may divide its model by `smdp.torch.tensor_parallel()`. Ranks that share a
+    model then read the same batches, and gradients are clipped by the norm over all slices.
 
     Args:
         *args: The positional arguments of DDPStrategy.
@@ -128,7 +132,28 @@ class SmdpStrategy(DDPStrategy):
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncBatchNorms()
         self.optimizers = []  # a sharded one from an earlier fit() would keep its part of the gradients
+        check_saving(self._parameters(), trainer)
         super().setup(trainer)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The arguments of the sampler that Lightning adds to data loaders."""
+        kwargs: dict[str, Any] = super().distributed_sampler_kwargs
+        return sampler_options(self._parameters()) or kwargs
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Returns the state of the LightningModule.
+
+        Raises:
+            RuntimeError: It is divided.
+        """
+        check_saving(self._parameters())
+        state: dict[str, Any] = super().lightning_module_state_dict()
+        return state
+
+    def _parameters(self) -> list[nn.Parameter]:
+        module = self.lightning_module
+        return [] if module is None else list(module.parameters())
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         if self._recompute is not None:
@@ -141,7 +166,10 @@ class SmdpStrategy(DDPStrategy):
             compression=self._compression,
             **self._ddp_kwargs,
         )
-        scaler = getattr(self.precision_plugin, "scaler", None)
+        plugin: Any = self.precision_plugin
+        if sampler_options(model.parameters()) is not None:
+            plugin.clip_grad_by_norm = clip_by_norm
+        scaler = getattr(plugin, "scaler", None)
         if scaler is not None:
             wrapped.follow(scaler)
         return wrapped

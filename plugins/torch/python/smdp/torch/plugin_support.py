@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from smdp.torch.data_parallel.sparse_gradients import stand_in_like as stand_in_like
     from smdp.torch.data_parallel.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from smdp.torch.mesh.agreement import on_every_rank as on_every_rank
+    from smdp.torch.mesh.cuts import mesh_of_slices as mesh_of_slices
     from smdp.torch.offload.offload_activations import is_offloaded as is_offloaded
     from smdp.torch.offload.target import target_of as target_of
     from smdp.torch.pipelining.engine.same_batch import check_same_batch as check_same_batch
@@ -54,6 +55,7 @@ _MODULES = {
     "data_parallel.sparse_gradients": {"SparseGradients", "sparse_on_any_rank", "stand_in_like"},
     "data_parallel.sync_batch_norm": {"SyncBatchNorm"},
     "mesh.agreement": {"on_every_rank"},
+    "mesh.cuts": {"mesh_of_slices"},
     "offload.offload_activations": {"is_offloaded"},
     "offload.target": {"target_of"},
     "pipelining.engine.same_batch": {"check_same_batch"},

@@ -10,6 +10,7 @@ from smdp.torch.mesh.cuts import cut_of, mark_cut
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.tensor_parallelism.layers.divided import Divided
 from smdp.torch.tensor_parallelism.same_forwards import SameForwards
+from smdp.torch.tensor_parallelism.same_parameters import SameParameters
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
 
 
@@ -33,6 +34,9 @@ def join_mesh(model: nn.Module, mesh: ParallelMesh) -> None:
             hook.check_modules(model)
             del model._forward_pre_hooks[number]
             model._forward_pre_hooks_with_kwargs.pop(number, None)
+    for number, after in list(model._forward_hooks.items()):
+        if isinstance(after, SameParameters):
+            del model._forward_hooks[number]
     for parameter in model.parameters():
         cut = cut_of(parameter)
         if cut is not None:

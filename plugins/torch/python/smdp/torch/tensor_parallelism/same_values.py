@@ -30,7 +30,7 @@ def take_same_values(model: nn.Module, axis: TensorAxis) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
         if not tensor.is_meta and tensor.numel() > 0
     }
-    own = {name: _digest(tensor) for name, tensor in tensors.items()}, random_trace(model)
+    own = {name: digest_of(tensor) for name, tensor in tensors.items()}, random_trace(model)
     told: list[Any] = [None] * axis.size
     dist.all_gather_object(told, own, group=axis.group)
     first_rank = axis.mesh.ranks("tp")[0]
@@ -58,7 +58,7 @@ def take_same_values(model: nn.Module, axis: TensorAxis) -> None:
         )
 
 
-def _digest(tensor: Tensor) -> str:
+def digest_of(tensor: Tensor) -> str:
     """Returns a text that differs between tensors with other values or another order of values."""
     tensor = tensor.detach()
     if tensor.is_complex():

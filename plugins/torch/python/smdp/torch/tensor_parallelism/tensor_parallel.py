@@ -24,6 +24,7 @@ from smdp.torch.tensor_parallelism.preconditions import (
     shapes_of,
 )
 from smdp.torch.tensor_parallelism.same_forwards import SameForwards
+from smdp.torch.tensor_parallelism.same_parameters import SameParameters
 from smdp.torch.tensor_parallelism.same_values import take_same_values
 from smdp.torch.tensor_parallelism.sequence_plan import sequence_plan_of
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
@@ -84,6 +85,7 @@ def tensor_parallel(
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         materialize(model, lambda name: True)
     model.register_forward_pre_hook(SameForwards(axis, model), with_kwargs=True)
+    model.register_forward_hook(SameParameters(axis))
     return model
 
 

@@ -61,7 +61,7 @@ class Column(Divided):
             found = overlapped_linear(input, _inputs_last(self), cast("Any", self).bias, self.tensor_axis)
         else:
             found = super().forward(shared_input(input, self.tensor_axis))
-        mark_split(not self.gathers_output)
+        mark_split(not self.gathers_output, output=found)
         return gather_from_ranks(found, -1, self.tensor_axis) if self.gathers_output else found
 
     def _of_slice(self, tensor: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ Every rank draws the whole mask and uses its slice. So ranks drop different elem
 ranks stay in the same state, and dropout of replicated tensors is the same on all ranks.
 
 Code between a column-parallel and a row-parallel layer must use dropout on slices only: of heads in tensors
-with four dimensions, else of the last dimension. It must not draw other random numbers. Dropout in
-a checkpoint inside of the region is an error, because backward runs it again outside of the region.
+with four dimensions, unless layers return such tensors, else of the last dimension. It must not draw other
+random numbers. Dropout in a checkpoint inside of the region is an error, because backward runs it again
+outside of the region.
 """
 
 from __future__ import annotations
@@ -68,16 +69,19 @@ class OwnDropout(Divided):
         return found
 
 
-def mark_split(is_split: bool, *, is_sequence: bool = False) -> None:
+def mark_split(is_split: bool, *, is_sequence: bool = False, output: Tensor | None = None) -> None:
     """Records whether the code that follows in the innermost region works on slices.
 
     Args:
         is_split: Whether it works on slices of heads or of the last dimension.
         is_sequence: Whether it works on slices of the sequence.
+        output: A slice of the last dimension, which shows what its dimensions mean if there are four.
     """
     region = getattr(_thread, "region", None)
     if region is not None:
         region.is_split, region.is_sequence = is_split, is_sequence
+        if is_split and output is not None and output.ndim == 4:
+            region.features_last.append(output.shape)
 
 
 class SplitDropout(TorchFunctionMode):
@@ -94,6 +98,7 @@ class SplitDropout(TorchFunctionMode):
         self._axis = axis
         self._joined_heads = joined_heads
         self.is_split, self.is_sequence = False, is_sequence
+        self.features_last: list[torch.Size] = []
 
     def __enter__(self) -> SplitDropout:
         """Begins the region."""
@@ -142,7 +147,14 @@ class SplitDropout(TorchFunctionMode):
             return self._dropout(weights, p, training, inplace).flatten(0, 1)
         # Attention weights are (batch, heads, queries, keys) with a slice of the heads; other tensors have a
         # slice of their last dimension, or of the sequence.
-        dim = 1 if tensor.ndim == 4 or self.is_sequence else tensor.ndim - 1
+        has_heads = tensor.ndim == 4 and tensor.shape not in self.features_last
+        if has_heads and self.features_last:
+            raise RuntimeError(
+                "[smdp] tensor_parallel: dropout on a slice of shape"
+                f" {tuple(tensor.shape)}, after a divided layer has returned {tuple(self.features_last[-1])},"
+                " could mean heads or features. Use a plan that leaves the layers around it whole."
+            )
+        dim = 1 if has_heads or self.is_sequence else tensor.ndim - 1
         shape = list(tensor.shape)
         shape[dim] *= self._axis.size
         mask = tensor.new_empty(shape).bernoulli_(1 - p).div_(1 - p)
