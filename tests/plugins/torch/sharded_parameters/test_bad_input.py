@@ -64,6 +64,7 @@ def check_bad_input() -> None:
     _refused("unexpected argument 'dgree'", wrap(dgree=2), TypeError)
     _refused("max_live_parameters = -1", wrap(max_live_parameters=-1))
     _refused("backward_passes = 0", wrap(backward_passes=0))
+    _refused("dtype = .*float16 needs a loss scale", wrap(dtype=torch.float16))
     _refused("clip = 0", wrap(clip=0))
     _refused("not a module inside the model", wrap(units=[nn.Linear(2, 2)]))
     _refused("'blocks' is a ModuleList, which is never called", wrap(units=[model.blocks]))

@@ -148,6 +148,14 @@ def check_models_without_memory() -> None:
     assert difference(model.module, expected) == 0
 
 
+def check_bfloat16() -> None:
+    """Units compute in bfloat16, and shards, gradients and state stay float32."""
+    model, expected = trained(2, optimizer=sgd, steps=4, dtype=torch.bfloat16)
+    assert 0 < difference(model.module, expected) < 0.02
+    loss_of(model, 0, 0).backward()
+    assert {one.grad.dtype for one in model.parameters() if one.grad is not None} == {torch.float32}
+
+
 def check_live_limit() -> None:
     """The next block is gathered ahead if the limit allows it, and not otherwise."""
     sizes = [sum(one.numel() for one in part.parameters()) for part in (Model(), Model().blocks[0])]
@@ -203,5 +211,6 @@ def check_the_rest() -> None:
     check_bits()
     check_clipping()
     check_models_without_memory()
+    check_bfloat16()
     check_live_limit()
     check_unused_parameters()

@@ -21,6 +21,8 @@ from smdp.torch.sharded_parameters.fsdp_groups import (
 )
 from smdp.torch.sharded_parameters.told_ranks import ToldAllGather, ToldRanks
 
+_IN_FLIGHT = 2  # units whose whole gradients are kept while they are sent
+
 
 class AveragedShards:
     """Sends gradients while backward continues.
@@ -80,6 +82,7 @@ class AveragedShards:
         self._await_end()
         with self._ranks.told():
             self._average_replicas()
+            self._wait(_IN_FLIGHT - 1)
             work = dist.reduce_scatter_single(output, given, op=op, group=ranks, async_op=True)
             if needs_reduced_at_once(group, output):
                 work.wait()
@@ -117,10 +120,11 @@ class AveragedShards:
                 self._under_way.append((work, flat))
         self._reduced = []
 
-    def _wait(self) -> None:
-        for work, _ in self._under_way:
+    def _wait(self, left: int = 0) -> None:
+        """Waits for the earliest operations until only some are left, and frees their gradients."""
+        while len(self._under_way) > left:
+            work, _ = self._under_way.pop(0)
             work.wait()
-        self._under_way.clear()
 
     def _end(self) -> None:
         """Waits at the end of a backward."""

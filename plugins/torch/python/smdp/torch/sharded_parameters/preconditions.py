@@ -88,6 +88,19 @@ def check_clip(clip: Any) -> None:
         )
 
 
+def check_dtype(dtype: Any) -> None:
+    """Checks the type in which units compute.
+
+    Raises:
+        ValueError: It is neither None nor bfloat16.
+    """
+    if dtype not in (None, torch.bfloat16):
+        raise ValueError(
+            f"[smdp] ShardedDataParallel: dtype = {shown(dtype)} is not supported; allowed: torch.bfloat16,"
+            " or None. float16 needs a loss scale that all ranks agree on, and bfloat16 does not."
+        )
+
+
 def averaging_group(model: nn.Module, group: dist.ProcessGroup | None) -> ProcessGroupSmdp:
     """Returns the ranks that train the model, or this slice of it.
 

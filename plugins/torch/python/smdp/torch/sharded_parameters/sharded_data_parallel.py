@@ -15,7 +15,13 @@ from smdp.torch.sharded_parameters.averaged_shards import AveragedShards
 from smdp.torch.sharded_parameters.before_step import BeforeStep
 from smdp.torch.sharded_parameters.gathered_ahead import GatheredAhead
 from smdp.torch.sharded_parameters.gradient_norm import clip_gradients
-from smdp.torch.sharded_parameters.preconditions import averaging_group, check_arguments, check_clip
+from smdp.torch.sharded_parameters.preconditions import (
+    averaging_group,
+    check_arguments,
+    check_clip,
+    check_dtype,
+)
+from smdp.torch.sharded_parameters.returned_memory import return_freed_memory, return_large_tensors
 from smdp.torch.sharded_parameters.same_model import check_same_model
 from smdp.torch.sharded_parameters.shard_groups import chosen_degree, make_groups
 from smdp.torch.sharded_parameters.shards import Shards
@@ -61,6 +67,9 @@ class ShardedDataParallel(nn.Module):
             between.
         backward_passes: The number of backwards before each step. Replicas average only after the last one.
             Use either this or `no_sync()`.
+        dtype: `torch.bfloat16` to gather, compute and send parameters in this type. Shards, their gradients
+            and the optimizer's state keep the type of the parameters, and gradients are summed in float32.
+            Units convert their inputs.
         clip: The largest L2 norm of all gradients. Optimizers clip to it in `step()`.
         unused_parameters: Whether ranks may use different parameters of a unit. Missing gradients are then
             zero.
@@ -97,6 +106,7 @@ class ShardedDataParallel(nn.Module):
         max_live_parameters: float = 1e9,
         reshard_after_forward: bool = True,
         backward_passes: int = 1,
+        dtype: torch.dtype | None = None,
         clip: float | None = None,
         unused_parameters: bool = False,
         broadcast_buffers: bool = True,
@@ -107,6 +117,7 @@ class ShardedDataParallel(nn.Module):
         limits = {"persistence_threshold": persistence_threshold, "max_live_parameters": max_live_parameters}
         check_arguments(module, unsupported, limits, backward_passes)
         check_clip(clip)
+        check_dtype(dtype)
         everyone = averaging_group(module, process_group)
         shards = chosen_degree(degree, everyone.core.hosts)
         chosen = chosen_units(module, units)
@@ -115,6 +126,7 @@ class ShardedDataParallel(nn.Module):
             **limits,
             "reshard_after_forward": reshard_after_forward,
             "backward_passes": backward_passes,
+            "dtype": dtype,
             "clip": clip,
             "unused_parameters": unused_parameters,
             "broadcast_buffers": broadcast_buffers,
@@ -126,6 +138,7 @@ class ShardedDataParallel(nn.Module):
         self.degree = shards
         self._clip = clip
         self._gives_buffers = broadcast_buffers
+        return_large_tensors()
         ranks = make_groups(everyone, shards, _device_type(module, device))
         kept = Shards(
             module,
@@ -133,6 +146,7 @@ class ShardedDataParallel(nn.Module):
             ranks,
             persistence_threshold,
             device,
+            dtype=dtype,
             reshard_after_forward=reshard_after_forward,
             unused_parameters=unused_parameters,
         )
@@ -141,6 +155,7 @@ class ShardedDataParallel(nn.Module):
         self._averaged = AveragedShards(kept.averaged, backward_passes, told)
         GatheredAhead(kept.root, kept.units, kept.sizes, max_live_parameters)
         accept_whole_state(module)
+        return_freed_memory()
         self._before_step = BeforeStep(list(module.parameters()), self._prepare_step)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

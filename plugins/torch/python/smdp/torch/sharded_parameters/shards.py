@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
@@ -38,6 +38,7 @@ class Shards:
         ranks: The ranks with shards and replicas.
         threshold: Smaller parameters stay whole.
         device: The device of a model without memory.
+        dtype: The type in which units compute, if it is another one.
         reshard_after_forward: Whether units are released after forward.
         unused_parameters: Whether missing gradients are zero.
 
@@ -56,21 +57,22 @@ class Shards:
         threshold: float,
         device: torch.device | str | None,
         *,
+        dtype: torch.dtype | None,
         reshard_after_forward: bool,
         unused_parameters: bool,
     ) -> None:
         self._ranks = ranks
         self._threshold = threshold
         self._mesh = ranks.mesh()
-        dtypes = list(dict.fromkeys(one.dtype for one in model.parameters()))
+        dtypes = dict.fromkeys(one.dtype for one in model.parameters())
         # torch gathers parameters together that have the same group, and reduces only gradients of one dtype.
         self._whole: dict[torch.dtype, FSDPMeshInfo] = {}
         self._sharded: dict[torch.dtype, FSDPMeshInfo] = {}
-        for dtype in dtypes:
+        for each in dtypes:
             mesh = ranks.mesh_beside() if self._sharded else self._mesh
-            self._sharded[dtype] = ranks_with_shards(mesh)
+            self._sharded[each] = ranks_with_shards(mesh)
             if any(self._is_small(one) for one in model.parameters()):
-                self._whole[dtype] = ranks_with_shards(ranks.mesh_alone())
+                self._whole[each] = ranks_with_shards(ranks.mesh_alone())
         names = {id(module): name for name, module in model.named_modules()}
         known: set[str] = set()
         self.sizes: dict[FSDPModule, int] = {}
@@ -86,6 +88,7 @@ class Shards:
                 mesh=self._mesh,
                 reshard_after_forward=reshard_after_forward if module is not model else None,
                 shard_placement_fn=self._place,
+                mp_policy=MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32),
             )
             self.sizes[made] = sum(one.numel() for one in old.values())
             _keep_attributes(old, module)
