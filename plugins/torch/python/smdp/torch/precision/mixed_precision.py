@@ -179,7 +179,8 @@ class MixedPrecision(OptimizerLink):
         if self._scale.is_dynamic and self._has_overflow():
             return -1.0
         whole = wide_norm_of_gradients(self._parameters(), self._model, float(norm_type))
-        norm = float(whole) / self._scale.value
+        # Sums of shards differ from those of whole tensors in the last of 64 bits.
+        norm = float(whole.float()) / self._scale.value
         if self._scale.is_dynamic and not math.isfinite(norm):
             self._found = True  # the sum of finite gradients overflows, the same on all ranks
             return -1.0

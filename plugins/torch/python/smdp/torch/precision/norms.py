@@ -25,7 +25,7 @@ class NormTable:
         size: The number of parameters of the whole model.
         order: The order of the norm.
         device: The device of the table.
-        is_wide: Whether the norms of 16-bit gradients are computed with 32 bits.
+        is_wide: Whether the norms of 16-bit gradients are computed with at least 32 bits.
     """
 
     def __init__(self, size: int, order: float, device: torch.device, *, is_wide: bool = False) -> None:
@@ -73,7 +73,7 @@ class NormTable:
         if not self._is_wide or gradient.dtype not in LOW:
             return torch.linalg.vector_norm(gradient, self._order)
         if isinstance(gradient, ShardedGradient):
-            return torch.linalg.vector_norm(gradient, self._order, dtype=torch.float32)
+            return torch.linalg.vector_norm(gradient, self._order, dtype=torch.float64)
         return wide_norm(gradient, self._order)
 
     def _joined(self, parts: Tensor, mesh: ParallelMesh, axis: Axis) -> Tensor:
