@@ -122,8 +122,9 @@ def main() -> None:
                 step()
         if not is_pipeline or dist.get_rank() == 0:
             print(
-                f"{policy!s:>10}  kept {kept[0] / 2**20:7.2f} MiB"
-                f"  peak {(live.peak - before) / 2**20:7.2f} MiB  {1e3 * seconds:7.1f} ms",
+                f"{policy!s:>10}"
+                + (f"  kept {kept[0] / 2**20:7.2f} MiB" if not is_pipeline else "")
+                + f"  peak {(live.peak - before) / 2**20:7.2f} MiB  {1e3 * seconds:7.1f} ms",
                 flush=True,
             )
 

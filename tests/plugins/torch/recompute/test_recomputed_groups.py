@@ -12,6 +12,7 @@ from recomputed_models import ROWS, WIDTH, Layer, Row, are_same, gradients
 from torch import Tensor, nn
 
 from smdp.torch import checkpoint_activations
+from smdp.torch.pipelining.gradients.weight_gradients import PostponedGradients, split_backward
 
 INPUT = ROWS * WIDTH * 4
 KEPT = {"each": 5, "group_2": 3, "group_3": 2, "contiguous": 1}
@@ -135,6 +136,31 @@ def test_backward_in_parts_and_twice() -> None:
     assert all(
         torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True)
     )
+
+
+def test_postponed_weight_gradients_use_what_was_recomputed_for_inputs() -> None:
+    plain, model = made(), checkpoint_activations(made(), "group_2")
+    for each in (plain, model):
+        for name, layer in each.layers.named_children():
+            assert split_backward(layer, name) == []
+    expected = []
+    for each in (plain, model):
+        for is_split in (False, True):  # the first call finds out what modules return
+            each.zero_grad()
+            each.take_kept()
+            torch.manual_seed(1)
+            postponed = PostponedGradients()
+            with postponed:
+                loss = loss_of(each)
+            count, size = each.take_kept()
+            loss.backward()
+            assert is_split == all(parameter.grad is None for parameter in each.parameters())
+            del loss
+            postponed.compute()
+        expected.append([parameter.grad for parameter in each.parameters()])
+    assert are_same(*expected)
+    assert (count, size) == (3, 3 * INPUT)
+    assert [layer.runs for layer in model.layers] == [4] * 5
 
 
 class Counting(Layer):
