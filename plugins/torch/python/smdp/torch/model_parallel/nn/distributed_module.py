@@ -42,7 +42,7 @@ class DistributedModule(Divided):
     def keep_whole(self, name: str) -> None:
         """Marks a parameter that all ranks hold, and that sees the samples of all ranks of the group."""
         parameter = self._parameters.get(name)
-        if parameter is not None:
+        if parameter is not None and self.tensor_axis.size > 1:
             mark_average(parameter, "rdp")
 
 

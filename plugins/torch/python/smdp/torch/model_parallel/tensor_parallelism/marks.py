@@ -101,7 +101,7 @@ def mark_replaced(before: Iterable[nn.Parameter], substitute: nn.Module) -> None
     kept = set(substitute.parameters())
     for parameter in before:
         if parameter not in kept:
-            parameter._smp_is_replaced = True  # type: ignore[attr-defined]
+            parameter._smp_is_replaced = True
 
 
 def check_not_replaced(parameters: Iterable[Any]) -> None:
