@@ -1,7 +1,7 @@
 """The memory of two ranks that train a GPT-2 of 8 blocks, with one measure after another.
 
-Both ranks run in one memory cgroup, whose most bytes are read at the end, less what two ranks hold that have only
-imported what they need. With --limit, the kernel kills ranks that need more. It needs root.
+Both ranks run in one memory cgroup. Its most bytes are read at the end, less what two ranks hold that have
+only imported their packages. With --limit, the kernel kills ranks that need more. It needs root.
 
     python tests/benchmarks/fit_a_bigger_model.py --disk /var/tmp
     python tests/benchmarks/fit_a_bigger_model.py --disk /var/tmp --limit 1200M

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from smdp.torch.mesh.agreement import on_every_rank as on_every_rank
     from smdp.torch.mesh.cuts import mesh_of_slices as mesh_of_slices
     from smdp.torch.offload.offload_activations import is_offloaded as is_offloaded
+    from smdp.torch.offload.offload_activations import offload_activations as offload_activations
     from smdp.torch.offload.target import target_of as target_of
     from smdp.torch.pipelining.engine.same_batch import check_same_batch as check_same_batch
+    from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule as PipelinedModule
     from smdp.torch.pipelining.pipelined.pipelining import pipeline_of as pipeline_of
     from smdp.torch.pipelining.pipelined.split_over_ranks import SplitOptions as SplitOptions
     from smdp.torch.pipelining.tensors.containers import map_tensors as map_tensors
@@ -36,12 +38,17 @@ if TYPE_CHECKING:
     from smdp.torch.pipelining.tensors.slicing import batch_size as batch_size
     from smdp.torch.pipelining.tensors.slicing import cut as cut
     from smdp.torch.pipelining.units.wording import Wording as Wording
+    from smdp.torch.precision.lowered_model import lower_precision as lower_precision
+    from smdp.torch.precision.mixed_precision import MixedPrecision as MixedPrecision
     from smdp.torch.preemption.preemption_ranks import find_ranks as find_ranks
     from smdp.torch.process_group.process_group import ProcessGroupSmdp as ProcessGroupSmdp
     from smdp.torch.process_group.process_group import timeout_of_world as timeout_of_world
     from smdp.torch.process_group.sparse_sums import empty_like as empty_like
     from smdp.torch.process_group.tensors import dtype_code as dtype_code
     from smdp.torch.process_group.tensors import reduction as reduction
+    from smdp.torch.recompute.checkpoint_activations import (
+        checkpoint_activations as checkpoint_activations,
+    )
     from smdp.torch.recompute.policies import Policy as Policy
     from smdp.torch.recompute.policies import read_policy as read_policy
     from smdp.torch.sharding.asked_scope import asked_scope as asked_scope
@@ -56,19 +63,23 @@ _MODULES = {
     "data_parallel.sync_batch_norm": {"SyncBatchNorm"},
     "mesh.agreement": {"on_every_rank"},
     "mesh.cuts": {"mesh_of_slices"},
-    "offload.offload_activations": {"is_offloaded"},
+    "offload.offload_activations": {"is_offloaded", "offload_activations"},
     "offload.target": {"target_of"},
     "pipelining.engine.same_batch": {"check_same_batch"},
+    "pipelining.pipelined.pipelined_module": {"PipelinedModule"},
     "pipelining.pipelined.pipelining": {"pipeline_of"},
     "pipelining.pipelined.split_over_ranks": {"SplitOptions"},
     "pipelining.tensors.containers": {"map_tensors"},
     "pipelining.tensors.random_streams": {"KeptState"},
     "pipelining.tensors.slicing": {"batch_size", "cut"},
     "pipelining.units.wording": {"Wording"},
+    "precision.lowered_model": {"lower_precision"},
+    "precision.mixed_precision": {"MixedPrecision"},
     "preemption.preemption_ranks": {"find_ranks"},
     "process_group.process_group": {"ProcessGroupSmdp", "timeout_of_world"},
     "process_group.sparse_sums": {"empty_like"},
     "process_group.tensors": {"dtype_code", "reduction"},
+    "recompute.checkpoint_activations": {"checkpoint_activations"},
     "recompute.policies": {"Policy", "read_policy"},
     "sharding.asked_scope": {"asked_scope"},
     "sharding.sharded_optimizer": {"ShardedOptimizer"},

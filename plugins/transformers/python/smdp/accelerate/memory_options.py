@@ -15,14 +15,17 @@ from torch.optim import Optimizer
 
 from smdp.accelerate.sharded_optimizers import ShardedOptimizers
 from smdp.accelerate.wrapped_models import PreparedModels
-from smdp.torch import (
+from smdp.torch.plugin_support import (
     MixedPrecision,
     PipelinedModule,
+    Policy,
     checkpoint_activations,
+    is_offloaded,
     lower_precision,
     offload_activations,
+    read_policy,
+    target_of,
 )
-from smdp.torch.plugin_support import Policy, is_offloaded, read_policy, target_of
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -237,7 +237,8 @@ class BlockActivations:
 
     def _pack(self, tensor: Tensor) -> Saved:
         assert self._current is not None
-        return self._current.pack(tensor)
+        packed: Saved = self._current.pack(tensor)
+        return packed
 
     def _use(self, record: Record) -> None:
         """Begins to bring back what backward needs next."""

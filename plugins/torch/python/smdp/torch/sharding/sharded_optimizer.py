@@ -164,8 +164,7 @@ class ShardedOptimizer(OptimizerLink):
         hooks, given, ways, pool = accepted
         names = [one.name for one in hooks.registered]
         self._means = MeansUnderWay(self._reducer, hooks if isinstance(hooks, GradientHooks) else None)
-        owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
-        self._owners = owners
+        owners = self._owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
         self.layout = ShardLayout(self._reducer, hooks.parameters, names, self._uncut, self._common)
         self._watch = None
         if self._common is not None:
