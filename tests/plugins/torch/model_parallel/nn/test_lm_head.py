@@ -54,7 +54,12 @@ def trained(*, is_causal: bool = True, dropout: float = 0.0, **more: Any) -> Non
     is_prescaled = smp.state.cfg.prescaled_batch
     torch.manual_seed(0)
     plain = LMHead(2, VOCABULARY, POSITIONS, is_causal, SIZES)
-    model = smp.DistributedModel(Model(made(dropout, is_causal=is_causal)))
+    inner = made(dropout, is_causal=is_causal)
+    if not smp.state.cfg.auto_partition:
+        layers = inner.transformer.seq_layers
+        smp.set_partition(layers[1], 1)
+        smp.set_activation_checkpointing(layers, pack_args_as_tuple=True)
+    model = smp.DistributedModel(Model(inner))
     model.load_state_dict({f"inner.{name}": value for name, value in plain.state_dict().items()})
     reference = torch.optim.SGD(plain.parameters(), lr=0.2)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.2))
@@ -105,7 +110,9 @@ def on_two_ranks() -> None:
 def in_stages() -> None:
     trained(partitions=2)
     trained(partitions=2, optimize="speed", prescaled_batch=True)
-    trained(partitions=2, dropout=0.2)
+    by_hand: Any = {"auto_partition": False, "default_partition": 0, "placement_strategy": "spread"}
+    trained(partitions=2, **by_hand)
+    trained(partitions=2, dropout=0.2, **by_hand)
     trained(partitions=2, dropout=0.2, optimize="speed")
 
 
