@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smdp.torch.pipelining.tensors.slicing import batch_size as batch_size
     from smdp.torch.pipelining.tensors.slicing import cut as cut
     from smdp.torch.pipelining.units.wording import Wording as Wording
+    from smdp.torch.precision.loss_scales import DynamicLossScale as DynamicLossScale
     from smdp.torch.precision.lowered_model import lower_precision as lower_precision
     from smdp.torch.precision.mixed_precision import MixedPrecision as MixedPrecision
     from smdp.torch.preemption.preemption_ranks import find_ranks as find_ranks
@@ -73,6 +74,7 @@ _MODULES = {
     "pipelining.tensors.random_streams": {"KeptState"},
     "pipelining.tensors.slicing": {"batch_size", "cut"},
     "pipelining.units.wording": {"Wording"},
+    "precision.loss_scales": {"DynamicLossScale"},
     "precision.lowered_model": {"lower_precision"},
     "precision.mixed_precision": {"MixedPrecision"},
     "preemption.preemption_ranks": {"find_ranks"},

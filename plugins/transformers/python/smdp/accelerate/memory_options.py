@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from smdp.accelerate.sharded_optimizers import ShardedOptimizers
 from smdp.accelerate.wrapped_models import PreparedModels
 from smdp.torch.plugin_support import (
+    DynamicLossScale,
     MixedPrecision,
     PipelinedModule,
     Policy,
@@ -27,6 +28,7 @@ from smdp.torch.plugin_support import (
     target_of,
 )
 
+_FIRST_SCALE = 2.0**16  # that of Accelerate's own mixed precision
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -146,7 +148,8 @@ class MemoryOptions:
         # The state is where the parameters are, and Accelerate could move only a whole one.
         if self.dtype is None:
             return prepare(optimizer, device_placement=False)
-        mixed = MixedPrecision(optimizer, model, self.dtype)
+        scale = DynamicLossScale(_FIRST_SCALE) if self.dtype is torch.float16 else 1.0
+        mixed = MixedPrecision(optimizer, model, self.dtype, loss_scale=scale)
         prepared: Any = prepare(mixed, device_placement=False)
 
         def clip(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:

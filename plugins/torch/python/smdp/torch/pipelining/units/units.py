@@ -105,7 +105,7 @@ def _units(
         return
     parts = list(_children(module))
     if getattr(module, "is_whole_unit", False):
-        yield module
+        yield module, row
         return
     expand = is_root or isinstance(module, _HOLDERS)
     if not expand and row is not None:
@@ -118,7 +118,7 @@ def _units(
         return
     for part in parts:
         # nn.Sequential(features, nn.Flatten(), head): features is a row of layers and not a block.
-        is_row = is_root and isinstance(part, nn.Sequential)
+        is_row = is_root and isinstance(part, nn.Sequential) and (_is_list(part) or _has_composites(part))
         yield from _units(part, row=module if _is_list(module) and not is_row else row)
 
 
@@ -155,6 +155,10 @@ def _is_composite(module: nn.Module) -> bool:
     return next(_children(module), None) is not None
 
 
+def _has_composites(module: nn.Module) -> bool:
+    return any(map(_is_composite, _children(module)))
+
+
 def _is_list(module: nn.Module) -> bool:
     return isinstance(module, (nn.ModuleList, nn.Sequential)) and len(list(_children(module))) >= 2
 
@@ -168,7 +172,7 @@ def _is_list_of_deep_blocks(module: nn.Module) -> bool:
     return (
         _is_list(module)
         and len({type(block) for block in blocks}) == 1
-        and all(any(map(_is_composite, _children(block))) for block in blocks)
+        and all(map(_has_composites, blocks))
     )
 
 
