@@ -116,7 +116,7 @@ def test_wrong_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ModelParallel(recompute="all")
     with pytest.raises(ValueError, match=r"offload = 'scratch' is not valid; allowed: \"disk:/DIRECTORY\""):
         DataParallel(offload="scratch")
-    with pytest.raises(ValueError, match=r"recompute='each' and gradient_checkpointing=True recompute the"):
-        mp.trainer(lm.arguments(4, gradient_checkpointing=True), plugins=[DataParallel(recompute="each")])
+    with pytest.raises(ValueError, match=r"recompute='each' and activation checkpoints of the training"):
+        mp.trainer(lm.arguments(4, activation_checkpointing=True), plugins=[DataParallel(recompute="each")])
     with pytest.raises(ValueError, match=r"precision='bf16' keeps .* mixed_precision='bf16' converts"):
         mp.trainer(lm.arguments(4, bf16=True), plugins=[DataParallel(precision="bf16")])

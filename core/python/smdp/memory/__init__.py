@@ -6,8 +6,31 @@
     estimate.fits(40e9)                 # with the default margin of 0.8
     estimate.stages[0].activations      # bytes of one kind on one pipeline rank
 
-The fields of `Architecture`, `Layers` and `Setting`, and the source of every formula, are documented in
-smdp/memory.h and on the documentation page "Will it fit?".
+The source of every formula is documented in smdp/memory.h and on the documentation page "Will it fit?". Fields
+of a `Setting` are listed at `estimate()`.
+
+An `Architecture` has `name`, `hidden`, and `layers`, a list of runs in order. Optional are `vocabulary` and
+`positions` (rows of the embeddings), `embedding_extra` and `head_extra` (more parameters),
+`has_embedding_dropout`, `is_tied` (the logits' matrix is the embedding), `outputs` (logits per token), and
+`sequence` (tokens, if the model fixes them).
+
+`Layers` is a run of equal layers:
+
+- `count`: layers in the run
+- `hidden`, `heads`, `key_value_heads`, `head_size`: sizes of a layer
+- `ffn`: inner width of the MLP, or of one expert
+- `is_gated`: three matrices in the MLP instead of two
+- `is_relu`: the activation function keeps one tensor instead of two
+- `has_cross_attention`: a second attention, over the output of earlier layers
+- `has_query_key_value_bias`, `has_output_bias`, `has_mlp_bias`: biases
+- `has_dropout`: on attention scores and on both branches
+- `norms` (2), `norm_width` (2): norms in a layer; their parameters per hidden unit, 2 with a bias
+- `has_unfused_norms`: norms of several operators, such as the RMS norms of transformers
+- `has_query_key_norm`: a norm of queries and keys
+- `has_fp32_softmax`: keeps the softmax before and after its cast
+- `experts`, `experts_per_token`: a mixture of experts
+- `shared_ffn`: inner width of a gated expert that processes every token
+- `extra`: other parameters, whole on every rank
 """
 
 from __future__ import annotations
@@ -67,7 +90,27 @@ def estimate(model: Architecture | Trace, setting: Setting | None = None, **opti
     Args:
         model: An architecture from read_config(), or a trace.
         setting: How the model is trained.
-        options: Fields of a Setting, instead of `setting`.
+        options: Fields of a Setting, instead of `setting`, with these defaults:
+
+            - `microbatch_size` (1): samples that a tensor-parallel group processes at a time
+            - `microbatches` (1): per step
+            - `sequence`, `decoder_sequence` (`sequence`): tokens per sample; the second is for layers with
+              cross-attention
+            - `pipeline`, `tensor`, `data` (1): ranks along each axis; `data` is SMP's rdp
+            - `virtual_stages` (1): per rank; 2 for schedules in a V
+            - `sequence_parallel` (`False`): SMP's `optimize="memory"`
+            - `schedule` (`1f1b`): any but `auto` and `forward_only`
+            - `active_microbatches` (`pipeline` + 2): for `smp_interleaved`
+            - `precision` (`bf16`): see `state_bytes()`
+            - `sharding` (`none`), `sharding_degree` (`data`): "zero1", "zero2" or "zero3"
+            - `checkpointing` (`none`): "each", "contiguous", "group_N" or "selective"
+            - `flash_attention` (`False`): keeps no scores
+            - `offload_activations` (`False`), `activation_loading_horizon` (4): horizon + 1 microbatches, or
+              blocks of a single stage, stay on the device
+            - `offload_optimizer` (`False`): keeps master weights and moments on the host or its disk
+            - `bucket_bytes` (25 MiB): of a fusion buffer
+            - `stage_sizes` (even): layers per virtual stage
+            - `in_flight` (by the schedule): microbatches per rank
 
     Raises:
         ValueError: A field is invalid. The message has the field, its value, and what is allowed.

@@ -164,7 +164,7 @@ class DataParallel(Plugin):
                 " per_device_train_batch_size."
             )
         check_started("DataParallel", args)
-        self._memory.check(asked_precision(args), args.gradient_checkpointing)
+        self._memory.check(asked_precision(args), is_checkpointed(args))
         self._group = self._sharded = None
         self._models = PreparedModels()
         if args.world_size == 1 or not dist.is_initialized():
@@ -222,6 +222,11 @@ class DataParallel(Plugin):
 def asked_precision(args: TrainingArguments) -> str:
     """Returns the kind of mixed precision that training arguments ask for, "no" for none."""
     return "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
+
+
+def is_checkpointed(args: TrainingArguments) -> bool:
+    """Returns whether training arguments ask for activation checkpoints."""
+    return bool(getattr(args, "activation_checkpointing", False) or args.gradient_checkpointing)
 
 
 # The groups of earlier Trainers by their options, because a hyperparameter search creates many Trainers.

@@ -15,7 +15,7 @@ from smdp.accelerate.memory_options import MemoryOptions
 from smdp.accelerate.wrapped_models import PreparedModels
 from smdp.torch import PipelinedModule, ShardedOptimizer
 from smdp.torch.plugin_support import SplitOptions, Wording, asked_scope, check_same_batch, pipeline_of
-from smdp.transformers.data_parallel import DataParallel, asked_precision
+from smdp.transformers.data_parallel import DataParallel, asked_precision, is_checkpointed
 from smdp.transformers.model_parallel import checkpoint_files, steps
 from smdp.transformers.model_parallel.accelerator import share_batches, take_over
 from smdp.transformers.model_parallel.arguments import check_arguments, check_batch
@@ -174,7 +174,7 @@ class ModelParallel(Plugin):
         """
         check_started("ModelParallel", args)
         check_arguments(args, self._stages, self._tensor)
-        self._memory.check(asked_precision(args), args.gradient_checkpointing)
+        self._memory.check(asked_precision(args), is_checkpointed(args))
         self._is_alone = args.world_size == 1
 
     def change_accelerator(self, trainer: Trainer) -> None:

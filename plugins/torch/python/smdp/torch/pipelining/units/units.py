@@ -170,9 +170,7 @@ def _is_list_of_composites(module: nn.Module) -> bool:
 def _is_list_of_deep_blocks(module: nn.Module) -> bool:
     blocks = list(_children(module))
     return (
-        _is_list(module)
-        and len({type(block) for block in blocks}) == 1
-        and all(map(_has_composites, blocks))
+        _is_list(module) and len({type(block) for block in blocks}) == 1 and all(map(_has_composites, blocks))
     )
 
 
