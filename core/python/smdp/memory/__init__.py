@@ -6,8 +6,8 @@
     estimate.fits(40e9)                 # with the default margin of 0.8
     estimate.stages[0].activations      # bytes of one kind on one pipeline rank
 
-The source of every formula is documented in smdp/memory.h and on the documentation page "Will it fit?". Fields
-of a `Setting` are listed at `estimate()`.
+The source of every formula is documented in smdp/memory.h and on the documentation page "Will it fit?". The
+fields of a `Setting` are listed at `estimate()`.
 
 An `Architecture` has `name`, `hidden`, and `layers`, a list of runs in order. Optional are `vocabulary` and
 `positions` (rows of the embeddings), `embedding_extra` and `head_extra` (more parameters),

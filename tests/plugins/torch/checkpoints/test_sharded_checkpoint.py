@@ -383,7 +383,7 @@ def refuses() -> None:
         with pytest.raises(ValueError, match=words):
             call()
     for call in (checkpoint.save, checkpoint.load):
-        with pytest.raises(TypeError, match="wrapped in DistributedDataParallel, but got a Sequential"):
+        with pytest.raises(TypeError, match="or ShardedDataParallel, but got a Sequential"):
             call(folder / "nothing", model.module)
     expect_same(everything(model, optimizer), before, "refused")
     # The options come from the checkpoint, and so do the keys that depend on them.

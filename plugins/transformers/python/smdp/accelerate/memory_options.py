@@ -87,8 +87,8 @@ class MemoryOptions:
             )
         if self.recompute is not None and is_checkpointed:
             raise ValueError(
-                f"[smdp] {self._owner}: recompute={self.given['recompute']!r} and activation checkpoints of the"
-                " training arguments recompute the same activations twice. Use one of them."
+                f"[smdp] {self._owner}: recompute={self.given['recompute']!r} and activation checkpoints of"
+                " the training arguments recompute the same activations twice. Use one of them."
             )
 
     def change(self, model: nn.Module) -> None:

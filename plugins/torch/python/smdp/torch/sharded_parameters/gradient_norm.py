@@ -97,9 +97,10 @@ def scale_gradients(
     """Scales this rank's parts of gradients as torch's clipping does."""
     parts = []
     for one in parameters:
-        if one.grad is not None:
-            values = one.grad._local_tensor if isinstance(one.grad, DTensor) else one.grad
-            part = values.detach()
-            part.grad = values
+        if isinstance(one.grad, DTensor):
+            part = one.grad._local_tensor.detach()
+            part.grad = one.grad._local_tensor
             parts.append(part)
+        else:
+            parts.append(one)
     torch.nn.utils.clip_grads_with_norm_(parts, max_norm, total, foreach)

@@ -31,11 +31,15 @@ class AddedModules:
         while waiting:
             module = waiting.pop()
             children = [child for child in module._modules.values() if child is not None]
-            if type(module) not in self._classes and not isinstance(module, Divided):
+            if not self._is_known(type(module)) and not isinstance(module, Divided):
                 for child in children:
                     if isinstance(child, Divided) and _has_more_parameters(module, child):
                         raise RuntimeError(_message(model, module))
             waiting += children
+
+    def _is_known(self, kind: type) -> bool:
+        """Returns whether a class, or one that it extends as fully_shard() does, was there before."""
+        return any(base in self._classes for base in kind.__mro__ if base is not nn.Module)
 
 
 def _has_more_parameters(module: nn.Module, child: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from smdp.torch.initialization.delayed_initialization import random_trace
 from smdp.torch.tensor_parallelism.tensor_axis import TensorAxis
@@ -59,8 +60,11 @@ def take_same_values(model: nn.Module, axis: TensorAxis) -> None:
 
 
 def digest_of(tensor: Tensor) -> str:
-    """Returns a text that differs between tensors with other values or another order of values."""
-    tensor = tensor.detach()
+    """Returns a text that differs between tensors with other values or another order of values.
+
+    Of a DTensor, only this rank's part counts.
+    """
+    tensor = tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.contiguous().flatten().view(torch.uint8)
