@@ -79,7 +79,8 @@ def digest_of(tensor: Tensor) -> str:
         parts = words.split(len(factors))
         sums = [(part * factors[: len(part)]).view(torch.int64).sum() for part in parts]
         digest.update(torch.stack(sums).cpu().numpy().tobytes())
-    digest.update(flat[count * 8 :].cpu().numpy().tobytes())
+    # A copy, because memory that numpy has seen cannot be resized any more, as fully_shard() does.
+    digest.update(flat[count * 8 :].clone().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
