@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--shards", action="store_true", help="also ShardedDataParallel")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("smdp")
@@ -97,11 +98,12 @@ def main() -> None:
         "DDP on gloo": (ddp, gloo),
         "ZeroRedundancyOptimizer on smdp": (zero, world),
         "ZeroRedundancyOptimizer on gloo": (zero, gloo),
-        "ShardedDataParallel on smdp": (in_shards, world),
-        "reshard_after_forward=False": (in_shards_until_backward, world),
         "FSDP2 on smdp": (fsdp, world),
         "FSDP2 on gloo": (fsdp, gloo),
     }
+    if options.shards:
+        kinds["ShardedDataParallel on smdp"] = (in_shards, world)
+        kinds["reshard_after_forward=False"] = (in_shards_until_backward, world)
     batch = torch.randn(options.batch, options.width)
     made = {name: make(blocks(options.blocks, options.width), group) for name, (make, group) in kinds.items()}
     walls: dict[str, list[float]] = {name: [] for name in made}

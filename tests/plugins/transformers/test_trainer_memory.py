@@ -91,6 +91,8 @@ def with_accelerate() -> None:
             optimizer.step()
             optimizer.zero_grad()
         weights.append(torch.cat([one.detach().float().flatten() for one in model.parameters()]))
+    with pytest.raises(ValueError, match="precision='bf16' supports one optimizer,"):
+        accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[2], weights[3])
     assert torch.allclose(weights[2], weights[0], atol=0.05) and not torch.equal(weights[2], weights[0])
 

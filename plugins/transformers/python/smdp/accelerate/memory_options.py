@@ -144,10 +144,19 @@ class MemoryOptions:
             prepare: See prepare().
             optimizer: The optimizer, which may be sharded.
             model: The wrapped model.
+
+        Raises:
+            ValueError: The Accelerator has an optimizer with masters already.
         """
         # The state is where the parameters are, and Accelerate could move only a whole one.
         if self.dtype is None:
             return prepare(optimizer, device_placement=False)
+        others = [one.optimizer for one in accelerator._optimizers]
+        if any(isinstance(one, MixedPrecision) for one in others):
+            raise ValueError(
+                f"[smdp] {self._owner}: precision={self.given['precision']!r} supports one optimizer,"
+                " whose loss scale and clipping the Accelerator uses. Use one with several parameter groups."
+            )
         scale = DynamicLossScale(_FIRST_SCALE) if self.dtype is torch.float16 else 1.0
         mixed = MixedPrecision(optimizer, model, self.dtype, loss_scale=scale)
         prepared: Any = prepare(mixed, device_placement=False)
@@ -156,8 +165,12 @@ class MemoryOptions:
             norm = mixed.clip_master_grads(max_norm, norm_type)
             return torch.tensor(math.inf if norm < 0 else norm)
 
+        def clip_value(parameters: Any, clip_value: float) -> None:
+            nn.utils.clip_grad_value_(parameters, clip_value * mixed.loss_scale)
+
         prepared.step = types.MethodType(_step_and_report, prepared)
         accelerator.clip_grad_norm_ = clip
+        accelerator.clip_grad_value_ = clip_value
         if not isinstance(model, PipelinedModule):
             accelerator.backward = _Backward(accelerator, mixed)
         return prepared
