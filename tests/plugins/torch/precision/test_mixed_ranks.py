@@ -135,12 +135,13 @@ def overflows_of_replicas() -> None:
     def backward(model: nn.Module, optimizer: MixedPrecision) -> None:
         optimizer.backward(language_loss(model(**batch), batch))
 
-    for is_sharded in (False, True):
+    for kind in ("whole", "sharded", "sharded, and the model without its wrapper"):
         model = DistributedDataParallel(lower_precision(made(small), torch.float16))
         inner: torch.optim.Optimizer = adamw(model)
-        if is_sharded:
+        if kind != "whole":
             inner = ShardedOptimizer(inner, model, master_dtype=torch.float32)
-        optimizer = MixedPrecision(inner, model, torch.float16, loss_scale=DynamicLossScale(256.0))
+        given = model.module if "without" in kind else model
+        optimizer = MixedPrecision(inner, given, torch.float16, loss_scale=DynamicLossScale(256.0))
         overflow_on(1, model, optimizer, backward)
 
 

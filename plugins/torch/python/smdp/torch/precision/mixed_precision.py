@@ -86,7 +86,7 @@ class MixedPrecision(OptimizerLink):
         self._sharded = sharded
         self._masters = None if sharded is not None else WholeMasters(optimizer)
         self._sums = WideSums(self._parameters()) if accumulate_in_fp32 else None
-        self._agreement = Agreement(model)
+        self._agreement = Agreement(model, sharded)
         self._found: bool | None = None  # whether the gradients have an overflow, once that is known
         self._clipping = 1.0  # the factor of the last clipping
         self._is_scaled = False  # whether the loss was multiplied since the last step
