@@ -176,6 +176,13 @@ def stages() -> None:
             for rank in range(dist.get_world_size()):
                 overflow_on(rank, pipe, optimizer, train_step)
             optimizer.zero_grad()
+            sums = []
+            for _ in range(2):  # every rank looks again at gradients that have grown
+                train_step(pipe, optimizer)
+                sums.append(optimizer.clip_master_grads(0.5))
+            assert sums[1] == pytest.approx(2 * sums[0], rel=1e-2)
+            optimizer.step()
+            optimizer.zero_grad()
             pipe.train_step(batch, language_loss)
             with pytest.raises(RuntimeError, match=r"was not multiplied by it .* scaler=optimizer"):
                 optimizer.step()
