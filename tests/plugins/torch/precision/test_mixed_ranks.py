@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -70,6 +71,9 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 def replicas_and_shards() -> None:
     """Shards have the bits of whole masters under smdp's and torch's DDP; a norm is that of one process."""
+    log = logging.getLogger("smdp.torch.precision.wide_sums")
+    warned: list[str] = []
+    log.addFilter(lambda record: warned.append(record.getMessage()) is not None)
     for dtype in (torch.bfloat16, torch.float16):
         options: dict[str, Any] = {"accumulate_in_fp32": True}
         if dtype is torch.float16:
@@ -91,6 +95,11 @@ def replicas_and_shards() -> None:
             skipped += all(optimizer.overflow for _, optimizer in found)
         assert 0 < skipped < 6 if dtype is torch.float16 else skipped == 0
         assert len({optimizer.loss_scale for _, optimizer in found}) == 1
+        assert warned == []
+        for _ in range(3):  # each averages
+            found[2][1].backward(language_loss(found[2][0](**batch), batch))
+        assert [each[:45] for each in warned] == ["[smdp] accumulate_in_fp32: a backward adds to"]
+        warned.clear()
 
 
 def own_values(parameter: nn.Parameter) -> Tensor:

@@ -45,7 +45,7 @@ class MixedPrecision(OptimizerLink):
             number, steps do not look for overflows.
         accumulate_in_fp32: Whether gradients are added up in 32 bits over microbatches, which takes 4 more
             bytes per parameter from the second backward to the step. The sum is rounded for the average over
-            ranks.
+            ranks. A `ShardedOptimizer` needs `no_sync()` for all microbatches but the last.
 
     Attributes:
         overflow: Whether the last step was skipped.
