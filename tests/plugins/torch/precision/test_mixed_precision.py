@@ -139,9 +139,18 @@ def test_sums_over_microbatches_round_once() -> None:
     assert torch.equal(weight.grad, other.grad)
 
 
+class Normalized(torch.optim.SGD):
+    """Divides all gradients by their common norm."""
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.01)
+        return super().step(closure)
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda p: Normalized(p, lr=0.1),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
         lambda p: torch.optim.NAdam(p, lr=1e-2),
@@ -163,6 +172,7 @@ def test_other_optimizers_step_in_parts(make: Callable[[Any], Any], monkeypatch:
             optimizer.step()
         found.append(bits(model))
     assert same(*found)
+    assert optimizer._masters._is_per_group == isinstance(optimizer.inner, Normalized)
 
 
 def test_overflows_skip_steps_and_schedulers_go_on() -> None:

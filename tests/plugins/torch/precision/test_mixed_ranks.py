@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -70,6 +71,9 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 def replicas_and_shards() -> None:
     """Shards have the bits of whole masters under smdp's and torch's DDP; a norm is that of one process."""
+    log = logging.getLogger("smdp.torch.precision.wide_sums")
+    warned: list[str] = []
+    log.addFilter(lambda record: warned.append(record.getMessage()) is not None)
     for dtype in (torch.bfloat16, torch.float16):
         options: dict[str, Any] = {"accumulate_in_fp32": True}
         if dtype is torch.float16:
@@ -91,6 +95,11 @@ def replicas_and_shards() -> None:
             skipped += all(optimizer.overflow for _, optimizer in found)
         assert 0 < skipped < 6 if dtype is torch.float16 else skipped == 0
         assert len({optimizer.loss_scale for _, optimizer in found}) == 1
+        assert warned == []
+        for _ in range(3):  # each averages
+            found[2][1].backward(language_loss(found[2][0](**batch), batch))
+        assert [each[:45] for each in warned] == ["[smdp] accumulate_in_fp32: a backward adds to"]
+        warned.clear()
 
 
 def own_values(parameter: nn.Parameter) -> Tensor:
@@ -135,12 +144,13 @@ def overflows_of_replicas() -> None:
     def backward(model: nn.Module, optimizer: MixedPrecision) -> None:
         optimizer.backward(language_loss(model(**batch), batch))
 
-    for is_sharded in (False, True):
+    for kind in ("whole", "sharded", "sharded, and the model without its wrapper"):
         model = DistributedDataParallel(lower_precision(made(small), torch.float16))
         inner: torch.optim.Optimizer = adamw(model)
-        if is_sharded:
+        if kind != "whole":
             inner = ShardedOptimizer(inner, model, master_dtype=torch.float32)
-        optimizer = MixedPrecision(inner, model, torch.float16, loss_scale=DynamicLossScale(256.0))
+        given = model.module if "without" in kind else model
+        optimizer = MixedPrecision(inner, given, torch.float16, loss_scale=DynamicLossScale(256.0))
         overflow_on(1, model, optimizer, backward)
 
 
@@ -174,6 +184,13 @@ def stages() -> None:
         if dtype is torch.float16:
             for rank in range(dist.get_world_size()):
                 overflow_on(rank, pipe, optimizer, train_step)
+            optimizer.zero_grad()
+            sums = []
+            for _ in range(2):  # every rank looks again at gradients that have grown
+                train_step(pipe, optimizer)
+                sums.append(optimizer.clip_master_grads(0.5))
+            assert sums[1] == pytest.approx(2 * sums[0], rel=1e-2)
+            optimizer.step()
             optimizer.zero_grad()
             pipe.train_step(batch, language_loss)
             with pytest.raises(RuntimeError, match=r"was not multiplied by it .* scaler=optimizer"):

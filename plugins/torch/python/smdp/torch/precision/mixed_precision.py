@@ -45,7 +45,7 @@ class MixedPrecision(OptimizerLink):
             number, steps do not look for overflows.
         accumulate_in_fp32: Whether gradients are added up in 32 bits over microbatches, which takes 4 more
             bytes per parameter from the second backward to the step. The sum is rounded for the average over
-            ranks.
+            ranks. A `ShardedOptimizer` needs `no_sync()` for all microbatches but the last.
 
     Attributes:
         overflow: Whether the last step was skipped.
@@ -86,7 +86,7 @@ class MixedPrecision(OptimizerLink):
         self._sharded = sharded
         self._masters = None if sharded is not None else WholeMasters(optimizer)
         self._sums = WideSums(self._parameters()) if accumulate_in_fp32 else None
-        self._agreement = Agreement(model)
+        self._agreement = Agreement(model, sharded)
         self._found: bool | None = None  # whether the gradients have an overflow, once that is known
         self._clipping = 1.0  # the factor of the last clipping
         self._is_scaled = False  # whether the loss was multiplied since the last step
@@ -135,9 +135,13 @@ class MixedPrecision(OptimizerLink):
             )
         return self._masters.of(parameter)
 
+    def forget_gradients(self) -> None:
+        """Forgets what is known of gradients that change."""
+        self._found, self._clipping = None, 1.0
+
     def scale(self, loss: Tensor) -> Tensor:
         """Returns the loss with 32 bits, times the loss scale."""
-        self._forget()
+        self.forget_gradients()
         self._is_scaled = True
         return loss.float() if self._scale.value == 1.0 else loss.float() * self._scale.value
 
@@ -211,7 +215,7 @@ class MixedPrecision(OptimizerLink):
             self.overflow = self._has_overflow()
             self._scale.update(has_overflow=self.overflow)
         clipping = self._clipping
-        self._forget()
+        self.forget_gradients()
         self._is_scaled = False
         try:
             if self.overflow:
@@ -225,7 +229,7 @@ class MixedPrecision(OptimizerLink):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of the parameters."""
-        self._forget()
+        self.forget_gradients()
         if self._sums is not None:
             self._sums.clear()
         if self._masters is None:
@@ -277,7 +281,7 @@ class MixedPrecision(OptimizerLink):
             self._masters.load_state_dict(given)
         if scale is not None:
             self._scale.load(scale)
-        self._forget()
+        self.forget_gradients()
 
     def loss_scale_state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of the loss scale."""
@@ -289,10 +293,6 @@ class MixedPrecision(OptimizerLink):
 
     def _parameters(self) -> list[Parameter]:
         return [parameter for group in self.inner.param_groups for parameter in group["params"]]
-
-    def _forget(self) -> None:
-        """Forgets what is known of gradients that change."""
-        self._found, self._clipping = None, 1.0
 
     def _has_overflow(self) -> bool:
         if self._found is None:

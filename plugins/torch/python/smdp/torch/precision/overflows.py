@@ -12,6 +12,7 @@ from smdp.torch.mesh.cuts import mesh_of_slices
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
+from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
 
 
 class Agreement:
@@ -22,9 +23,10 @@ class Agreement:
     Args:
         model: The model, wrapped or not. A model without a wrapper, slices or stages is trained by this rank
             alone, or has gradients that its ranks average before they are looked at.
+        sharded: The optimizer, if it is sharded. Each of its ranks looks at its own pieces.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, sharded: ShardedOptimizer | None = None) -> None:
         self._mesh: ParallelMesh | None
         if isinstance(model, PipelinedModule):
             self._mesh, self._device = model.mesh, model.device
@@ -36,9 +38,12 @@ class Agreement:
             self._mesh.make_for_steps("world")
         else:
             self._group = getattr(model, "process_group", None)
+        self._owners = sharded if self._mesh is None and self._group is None else None
 
     def any(self, *flags: bool) -> list[bool]:
         """Returns whether each flag is set on any of the ranks. Collective."""
+        if self._owners is not None:  # the model itself does not say that it is wrapped
+            return [not self._owners.agree(not flag) for flag in flags]
         group = self._group if self._mesh is None else self._mesh.step_group("world")
         if group is None or dist.get_world_size(group) == 1:
             return list(flags)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from smdp.torch.optimizers.step_part import has_step_hooks, step_part
 from smdp.torch.sharding.kept_values import kept_values
 from smdp.torch.sharding.master_parameters import LOW, MASTER, MasterParameters
+from smdp.torch.sharding.per_tensor import updates_each_tensor_alone
 
 # Of gradients with 32 bits at a time, unless a parameter is larger. These and the masters stay in a cache.
 _MOST_BYTES = 1 << 20
@@ -28,7 +29,7 @@ class WholeMasters:
 
     A step is made for some parameters at a time, so that few gradients exist with 32 bits. The first step is
     made as a whole, to find out whether the optimizer keeps something for whole groups. Such an optimizer,
-    and one with step hooks, always steps as a whole.
+    one whose update of a tensor depends on others, and one with step hooks always step as a whole.
 
     Args:
         optimizer: The optimizer of the script.
@@ -181,7 +182,9 @@ class WholeMasters:
         finally:
             self._take(members, own)
         if before is not None:
-            self._is_per_group = kept_values(self._optimizer) != before
+            is_kept = kept_values(self._optimizer) != before
+            is_new = count != self._known
+            self._is_per_group = is_kept or (is_new and not updates_each_tensor_alone(self._optimizer))
         self._known = count
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
 from collections.abc import Iterable
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from smdp.torch.sharding.master_parameters import LOW, follow
+from smdp.torch.sharding.sharded_gradient import ShardedGradient
+
+_log = logging.getLogger(__name__)
 
 
 class WideSums:
@@ -27,6 +31,8 @@ class WideSums:
         self._sums: dict[int, Tensor] = {}
         self._coming: set[int] = set()
         self._added: set[Parameter] = set()
+        self._seen: set[int] = set()  # with a gradient since the last clear()
+        self._has_warned = False
         for parameter in parameters:
             self.add(parameter)
 
@@ -43,10 +49,19 @@ class WideSums:
         """Frees the sums."""
         self._sums.clear()
         self._coming.clear()
+        self._seen.clear()
 
     def take(self, parameter: Parameter, gradient: Tensor) -> None:
         """Adds a gradient that autograd is about to add to `.grad`."""
         key, before = id(parameter), parameter.grad
+        if isinstance(before, ShardedGradient) and key in self._seen and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "[smdp] accumulate_in_fp32: a backward adds to gradients that the one before has averaged, in"
+                " 16 bits, because each rank has only its shard of the averages. Call backward within"
+                " no_sync() for all microbatches but the last."
+            )
+        self._seen.add(key)
         if before is None or type(before) is not Tensor or before.is_sparse or gradient.is_sparse:
             self._sums.pop(key, None)  # a first gradient is exact
             return

@@ -38,7 +38,8 @@ def checkpoint_activations(model: Model, policy: Any = "each") -> Model:
             - "contiguous": the inputs of the first block of a list, in a pipeline of each stage's first one.
             - "group_N": the inputs of every Nth block.
             - "selective": results that are expensive per byte, such as products with weights and fused
-              attention. Each block's inputs are also kept.
+              attention. Each block's inputs are also kept. Backward runs once: with `retain_graph` or
+              `create_graph`, torch raises an error in the second one.
             - a budget of bytes, as an integer or like "2GB", or a part of what the blocks keep without
               recomputation, as a float above 0 and up to 1: what takes the fewest seconds to stay within it,
               including the blocks that are running again. The first forward measures the blocks.

@@ -72,8 +72,9 @@ class RecomputedGroup:
         self._handles: list[weakref.ref[_Handle]] = []
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
         self._nodes: list[Any] = []
-        # By id, the tensors that later calls may get; a dead reference means that the id is free again.
-        self._known: dict[int, tuple[TensorWeakRef, _Source]] = {}
+        # By id, the tensors that later calls may get, with their versions. A dead reference means that the id
+        # is free again; another version means that the tensor was changed in place between the calls.
+        self._known: dict[int, tuple[TensorWeakRef, int, _Source]] = {}
         self._count = 0
         self._lock = threading.RLock()
 
@@ -98,7 +99,7 @@ class RecomputedGroup:
             if isinstance(leaf, Tensor) and self._source(leaf) is None:
                 new[id(leaf)] = leaf
         for leaf in new.values():
-            self._known[id(leaf)] = TensorWeakRef(leaf), _Source(-1, self._count)
+            self._note(leaf, _Source(-1, self._count))
             self._count += 1
         if new:
             self._nodes.append(_kept(list(new.values())))
@@ -118,7 +119,7 @@ class RecomputedGroup:
             )
         for index, leaf in enumerate(tree_leaves(result)):
             if isinstance(leaf, Tensor):
-                self._known[id(leaf)] = TensorWeakRef(leaf), _Source(place, index)
+                self._note(leaf, _Source(place, index))
         return result
 
     def is_followed_by(self, tensor: Tensor) -> bool:
@@ -128,7 +129,12 @@ class RecomputedGroup:
 
     def _source(self, tensor: Tensor) -> _Source | None:
         found = self._known.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
+        if found is None or found[0]() is not tensor or found[1] != _version(tensor):
+            return None
+        return found[2]
+
+    def _note(self, tensor: Tensor, source: _Source) -> None:
+        self._known[id(tensor)] = TensorWeakRef(tensor), _version(tensor), source
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _pack(self, tensor: Tensor) -> _Handle:

@@ -41,6 +41,16 @@ def per_tensor_keys(optimizer: Optimizer, group: Mapping[str, Any]) -> StateKeys
     return NO_KEYS.merged(together.keys)
 
 
+def updates_each_tensor_alone(optimizer: Optimizer) -> bool:
+    """Returns whether trials show for all groups that the update of a tensor does not depend on others."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            found = [per_tensor_keys(optimizer, group) for group in optimizer.param_groups]
+        except Exception:  # noqa: BLE001 - it cannot be copied, or stepped with other parameters
+            return False
+    return not any(isinstance(each, str) for each in found)
+
+
 def _shapes(dimensions: int) -> list[tuple[int, ...]]:
     return [
         tuple(3 + place % 2 for place in range(dimensions)),

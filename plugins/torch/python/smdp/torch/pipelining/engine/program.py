@@ -16,7 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 class LossScaler(Protocol):
-    """Multiplies the loss, so that small gradients do not vanish."""
+    """Multiplies the loss, so that small gradients do not vanish.
+
+    An optional method `forget_gradients()` is called on every rank before gradients change.
+    """
 
     def scale(self, loss: Any) -> Any:
         """Returns the loss times the loss scale."""

@@ -173,6 +173,9 @@ class PipelinedModule(nn.Module):
                 f"[smdp] scaler is a {type(scaler).__module__}.{type(scaler).__name__}, which sees only the"
                 " gradients of this rank's stages; use smdp.torch.GradScaler."
             )
+        forget = getattr(scaler, "forget_gradients", None)
+        if forget is not None:
+            forget()  # only ranks with the loss call scale()
         count = self.schedule.microbatches
         return self._step(
             batch,
