@@ -122,8 +122,44 @@ def every_model(*names: str, **more: Any) -> None:
         smp.shutdown()
 
 
+def distributed(model: Any) -> Any:
+    smp.state.model = None
+    smp.set_tensor_parallelism(model)
+    return smp.DistributedModel(model)
+
+
+def arguments_and_refusals() -> None:
+    smp.init({"ddp": True, "tensor_parallel_degree": 2})
+    given = batch("", smp.dp_rank())
+    torch.manual_seed(5)
+    plain = models()["gpt2"]
+    torch.manual_seed(5)
+    model = distributed(models()["gpt2"])
+    found, expected = (each(**given, num_items_in_batch=40) for each in (model, plain))
+    torch.testing.assert_close(found.loss, expected.loss)
+    for kept in (1, torch.tensor([0, 2])):
+        own, theirs = (each(given["input_ids"], logits_to_keep=kept).logits for each in (model, plain))
+        torch.testing.assert_close(own, theirs, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="shift_labels is not supported"):
+        model(**given, shift_labels=given["labels"])
+    with pytest.raises(ValueError, match=r"takes \(samples, sequence\)"):
+        model(given["input_ids"], attention_mask=torch.ones(2, 1, 6, 6))
+    model = distributed(models()["gptj"])
+    model(given["input_ids"], position_ids=torch.arange(6)[None])
+    with pytest.raises(ValueError, match="are not 0 to 5 in each sample"):
+        model(given["input_ids"], position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    model = distributed(models()["bert"])
+    with pytest.raises(ValueError, match="has different rows"):
+        model(given["input_ids"], attention_mask=torch.zeros(6, 6).tril().expand(2, 1, 6, 6) + torch.eye(6))
+    config = transformers.BertConfig(**ENCODER, is_decoder=True)
+    left = distributed(transformers.BertLMHeadModel(config)).get_module()
+    assert not any(isinstance(each, smp.nn.DistributedTransformer) for each in left.modules())
+    smp.shutdown()
+
+
 def on_two_ranks() -> None:
     every_model(tensor_parallel_degree=2)
+    arguments_and_refusals()
 
 
 def in_speed_layout() -> None:

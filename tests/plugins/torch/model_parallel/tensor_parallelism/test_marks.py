@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -119,6 +120,23 @@ def test_replaced_and_left() -> None:
 
 def test_delayed() -> None:
     run(delayed)
+
+
+def test_contexts_of_threads_that_end_in_order() -> None:
+    plain, has_entered, has_left = nn.Module.__init__, threading.Event(), threading.Event()
+
+    def second() -> None:
+        with smp.tensor_parallelism():
+            has_entered.set()
+            assert has_left.wait(10)
+
+    thread = threading.Thread(target=second)
+    with smp.tensor_parallelism():
+        thread.start()
+        assert has_entered.wait(10)
+    has_left.set()
+    thread.join(10)
+    assert nn.Module.__init__ is plain
 
 
 def test_wrong_use() -> None:

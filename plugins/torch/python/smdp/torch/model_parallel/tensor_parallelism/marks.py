@@ -15,6 +15,11 @@ from smdp.torch.model_parallel.job.validation import nearest
 _MARK = "_smp_tensor_parallelism"
 _contexts = threading.local()
 
+# Contexts of several threads may overlap and end in any order; the last one restores the constructor.
+_lock = threading.Lock()
+_patching = 0
+_plain_init: Any = nn.Module.__init__
+
 # Arguments of distributed modules that scripts pass; every module ignores those that it does not have.
 KEYWORDS: tuple[str, ...] = (
     "fused_softmax",
@@ -136,16 +141,23 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _marking() -> Iterator[None]:
     """Marks each module at creation, because the module around it may be created outside of the context."""
-    plain = nn.Module.__init__
-
-    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
-        mark = getattr(_contexts, "mark", None)
-        if mark is not None:
-            object.__setattr__(self, _MARK, mark)
-
-    nn.Module.__init__ = init
+    global _plain_init, _patching
+    with _lock:
+        if _patching == 0:
+            _plain_init = nn.Module.__init__
+            nn.Module.__init__ = _marked_init
+        _patching += 1
     try:
         yield
     finally:
-        nn.Module.__init__ = plain
+        with _lock:
+            _patching -= 1
+            if _patching == 0:
+                nn.Module.__init__ = _plain_init
+
+
+def _marked_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    _plain_init(self, *args, **kwargs)
+    mark = getattr(_contexts, "mark", None)
+    if mark is not None:
+        object.__setattr__(self, _MARK, mark)

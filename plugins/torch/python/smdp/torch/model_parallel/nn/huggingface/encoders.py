@@ -51,6 +51,11 @@ def _widths(config: Any) -> dict[str, int]:
     }
 
 
+def _problem(config: Any) -> str | None:
+    # Its substitute has no causal mask, so each token would see the later ones.
+    return "it is a decoder" if getattr(config, "is_decoder", False) else cross_attention_problem(config)
+
+
 FAMILY = Family(
     DistributedTransformer,
     _arguments,
@@ -58,5 +63,5 @@ FAMILY = Family(
     lambda state_dict, max_seq_len=None: INNER.to_theirs(state_dict),
     encoder,
     _widths,
-    cross_attention_problem,
+    _problem,
 )
