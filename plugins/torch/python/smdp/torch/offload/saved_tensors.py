@@ -230,6 +230,9 @@ class Record:
         if not _is_plain(tensor) or isinstance(tensor, torch.nn.Parameter):
             return _Kept(tensor, tensor._version)
         with torch._C.DisableTorchFunction():
+            # Who gathers parameters, as fully_shard does, frees their memory, and fills it again for backward.
+            if isinstance(tensor._base, torch.nn.Parameter):
+                return _Kept(tensor, tensor._version)
             storage = tensor.untyped_storage()
             if storage.nbytes() < self._least or storage._cdata in self._kept:
                 return _Kept(tensor, tensor._version)
