@@ -153,6 +153,7 @@ class ShardedDataParallel(nn.Module):
         own = [each for each in (ranks.shards, ranks.replicas) if each not in (everyone, ranks.alone)]
         told = ToldRanks(own, mesh_of_slices(module.parameters()))
         self._averaged = AveragedShards(kept.averaged, backward_passes, told)
+        self._kept = kept
         GatheredAhead(kept.root, kept.units, kept.sizes, max_live_parameters)
         accept_whole_state(module)
         return_freed_memory()
@@ -164,7 +165,10 @@ class ShardedDataParallel(nn.Module):
             buffers = list(self.module.buffers())
             if buffers:
                 dist._broadcast_coalesced(self.process_group, buffers, _BUCKET, 0)
-        return self.module(*inputs, **kwargs)
+        result = self.module(*inputs, **kwargs)
+        if not torch.is_grad_enabled():  # no backward releases what stays whole after a forward
+            self._kept.release()
+        return result
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -220,6 +224,7 @@ class ShardedDataParallel(nn.Module):
                 " averaged their gradients. Run the last backward before a step outside no_sync(), or pass"
                 " the number of backwards that you run as backward_passes."
             )
+        self._kept.release()  # after a forward without backward
         if self._clip is not None:
             self.clip_grad_norm_(self._clip)
 
