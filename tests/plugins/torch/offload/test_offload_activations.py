@@ -180,6 +180,8 @@ def test_a_change_in_place_is_an_error_as_without_offloading(tmp_path: Path) -> 
     [
         ({"horizon": 0}, "horizon = 0 is not valid; allowed: an integer of at least 1"),
         ({"offload": "host"}, 'this model is on the CPU.*Pass offload="disk:/DIRECTORY"'),
+        ({"least_bytes": "x"}, "least_bytes = 'x' is not valid; allowed: an integer of at least 0"),
+        ({"offload": "disk:tmp"}, "offload = 'disk:tmp' is not valid; allowed: \"disk:/DIRECTORY\""),
         ({"model": nn.Linear(2, 2)}, "Linear has 0 blocks"),
         ({"model": 3}, "got int; expected a torch.nn.Module"),
     ],

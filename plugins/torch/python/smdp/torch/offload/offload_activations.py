@@ -60,6 +60,11 @@ def offload_activations(
             f"[smdp] offload_activations() got {type(model).__name__}; expected a torch.nn.Module"
         )
     check_horizon(horizon)
+    if not isinstance(least_bytes, int) or isinstance(least_bytes, bool) or least_bytes < 0:
+        raise ValueError(
+            f"[smdp] least_bytes = {shown(least_bytes)} is not valid; allowed: an integer of at least 0, the"
+            " number of bytes below which tensors stay in memory"
+        )
     target = target_of(offload)
     if hasattr(model, "train_step") and hasattr(model, "split"):
         raise ValueError(
