@@ -11,6 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smdp.torch.mesh.cuts import mesh_of_slices
+from smdp.torch.offload.returned_memory import (
+    keep_large_tensors,
+    return_freed_memory,
+    return_large_tensors,
+)
 from smdp.torch.sharded_parameters.averaged_shards import AveragedShards
 from smdp.torch.sharded_parameters.before_step import BeforeStep
 from smdp.torch.sharded_parameters.gathered_ahead import GatheredAhead
@@ -21,7 +26,6 @@ from smdp.torch.sharded_parameters.preconditions import (
     check_clip,
     check_dtype,
 )
-from smdp.torch.sharded_parameters.returned_memory import return_freed_memory, return_large_tensors
 from smdp.torch.sharded_parameters.same_model import check_same_model
 from smdp.torch.sharded_parameters.shard_groups import chosen_degree, make_groups
 from smdp.torch.sharded_parameters.shards import Shards
@@ -156,8 +160,9 @@ class ShardedDataParallel(nn.Module):
         self._kept = kept
         GatheredAhead(kept.root, kept.units, kept.sizes, max_live_parameters)
         accept_whole_state(module)
+        keep_large_tensors()
         return_freed_memory()
-        self._before_step = BeforeStep(list(module.parameters()), self._prepare_step)
+        self._before_step = BeforeStep(list(module.parameters()), self._prepare_step, keep_large_tensors)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the model."""
@@ -165,9 +170,11 @@ class ShardedDataParallel(nn.Module):
             buffers = list(self.module.buffers())
             if buffers:
                 dist._broadcast_coalesced(self.process_group, buffers, _BUCKET, 0)
+        return_large_tensors()  # until the step of an optimizer ends
         result = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():  # no backward releases what stays whole after a forward
             self._kept.release()
+            keep_large_tensors()
         return result
 
     @contextlib.contextmanager
