@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from smdp._shown import shown
 from smdp.torch.forward_waits.inert_hook import InertHook
+from smdp.torch.offload.returned_memory import keep_large_tensors, return_large_tensors
 from smdp.torch.offload.saved_tensors import LEAST_BYTES, KnownStorages, Record, Saved, Store, keys_of, saving
 from smdp.torch.offload.stores import store_for
 from smdp.torch.offload.target import target_of
@@ -255,6 +257,9 @@ class BlockActivations:
             if self._count:
                 self._expected, self._count = self._count, 0
                 self._leaving.clear()
+                if _is_in_backward():
+                    return_large_tensors()
+                    Variable._execution_engine.queue_callback(keep_large_tensors)
             place = record.place
             for one in self._records[place + 1 : place + 2 + self._horizon]:
                 if (found := one()) is not None:
