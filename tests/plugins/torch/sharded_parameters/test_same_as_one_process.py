@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch_spawn import run
 
-from smdp.torch import ShardedDataParallel, clip_grad_norm_, delayed_initialization
+from smdp.torch import ShardedDataParallel, clip_grad_norm_, delayed_initialization, offload_activations
 from smdp.torch.sharded_parameters.fsdp_groups import groups_of
 
 Maker = Callable[[Iterable[Parameter]], Optimizer]
@@ -43,6 +44,10 @@ def freeze(model: Model) -> None:
     model.norm.weight.requires_grad_(False)
 
 
+def offload(model: Model) -> None:
+    offload_activations(model, f"disk:{tempfile.gettempdir()}", 1, least_bytes=1)
+
+
 def two_dtypes(model: Model) -> None:
     model.blocks[1].norm.double()
     model.blocks[2].double()
@@ -62,6 +67,7 @@ def trained(
     expected = Model()
     change(expected)
     model = ShardedDataParallel(inner, degree, **options)
+    evaluate(model)
     ours, theirs = optimizer(model.parameters()), optimizer(expected.parameters())
     passes = options.get("backward_passes", 1)
     for step in range(steps):
@@ -70,16 +76,26 @@ def trained(
             mean_loss(expected, passes * step + one, ranks).backward()
         if (clip := options.get("clip")) is not None:
             torch.nn.utils.clip_grad_norm_(expected.parameters(), clip)
+        evaluate(model)
         for each in (ours, theirs):
             each.step()
             each.zero_grad()
     return model, expected
 
 
+def evaluate(model: ShardedDataParallel) -> None:
+    """Runs a forward that no backward follows, and that leaves shards."""
+    model.eval()
+    with torch.no_grad():
+        loss_of(model, 0, 0)
+    model.train()
+
+
 def check_ways() -> None:
     half = dist.get_world_size() // 2
     for degree, change, optimizer, options in (
         (None, nothing, sgd, {}),
+        (None, offload, sgd, {}),
         (half, nothing, adamw, {"persistence_threshold": 65, "clip": 0.5}),
         (half, remember, sgd, {"backward_passes": 2, "max_live_parameters": 0}),
         (None, freeze, sgd, {"reshard_after_forward": False}),

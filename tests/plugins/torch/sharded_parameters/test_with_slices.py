@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -39,6 +40,10 @@ def farthest(model: torch.nn.Module, alone: torch.nn.Module) -> float:
 
 
 def check_slices() -> None:
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append  # type: ignore[method-assign]
+    logging.getLogger("smdp.torch").addHandler(handler)
     replica = dist.get_rank() // 2  # ranks with different slices are neighbors
     alone, model = made(), ShardedDataParallel(tensor_parallel(made(), 2, PLAN), 2, persistence_threshold=17)
     optimizers = [sgd(each) for each in (alone, model)]
@@ -51,6 +56,7 @@ def check_slices() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert farthest(model.module, alone) < 1e-5
+    assert not any("have become different" in each.getMessage() for each in told)
     folder = Path(os.environ["SMDP_TEST_FOLDER"]) / "slices"
     checkpoint.save(folder, model, optimizers[1])
     plain = DistributedDataParallel(made())

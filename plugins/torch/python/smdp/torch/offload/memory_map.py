@@ -10,8 +10,6 @@ import os
 import torch
 from torch import Tensor
 
-# Options of mallopt().
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,15 +61,3 @@ class MemoryMap:
         """Ends the mapping."""
         if self.address:
             _libc.munmap(self.address, self.length)
-
-
-def return_freed_memory() -> None:
-    """Makes the C library return the memory of large tensors to the system as soon as they are freed.
-
-    By default it keeps such memory in its heap once it was freed. There, tensors that leave one by one are
-    gaps between those that stay, which the next tensors of the same size do not fit into. A limit that the
-    environment sets by MALLOC_MMAP_THRESHOLD_ stays.
-    """
-    if "MALLOC_MMAP_THRESHOLD_" not in os.environ and hasattr(_libc, "mallopt"):
-        _libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
-        _libc.mallopt(_TRIM_THRESHOLD, 32 << 20)

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from smdp._shown import shown
 from smdp.torch.forward_waits.inert_hook import InertHook
+from smdp.torch.offload.returned_memory import keep_large_tensors, return_large_tensors
 from smdp.torch.offload.saved_tensors import LEAST_BYTES, KnownStorages, Record, Saved, Store, keys_of, saving
 from smdp.torch.offload.stores import store_for
 from smdp.torch.offload.target import target_of
@@ -60,6 +62,11 @@ def offload_activations(
             f"[smdp] offload_activations() got {type(model).__name__}; expected a torch.nn.Module"
         )
     check_horizon(horizon)
+    if not isinstance(least_bytes, int) or isinstance(least_bytes, bool) or least_bytes < 0:
+        raise ValueError(
+            f"[smdp] least_bytes = {shown(least_bytes)} is not valid; allowed: an integer of at least 0, the"
+            " number of bytes below which tensors stay in memory"
+        )
     target = target_of(offload)
     if hasattr(model, "train_step") and hasattr(model, "split"):
         raise ValueError(
@@ -250,6 +257,9 @@ class BlockActivations:
             if self._count:
                 self._expected, self._count = self._count, 0
                 self._leaving.clear()
+                if _is_in_backward():
+                    return_large_tensors()
+                    Variable._execution_engine.queue_callback(keep_large_tensors)
             place = record.place
             for one in self._records[place + 1 : place + 2 + self._horizon]:
                 if (found := one()) is not None:

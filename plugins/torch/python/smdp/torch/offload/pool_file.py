@@ -29,6 +29,7 @@ _CHUNK = 4 << 20  # bytes per call of the system
 _GROWTH = 64 << 20
 _THREADS = 2  # for writes, and as many for reads, which do not wait behind writes
 _STALL_S = 300.0
+_MORE_SPACE = "Free space on this disk, or name a larger one"
 
 _Result = TypeVar("_Result")
 
@@ -180,7 +181,8 @@ class PoolFile:
         most = missing if self._limit is None else self._limit - size
         if most < missing:
             there = max(most, 0) + wanted - missing
-            raise self._full(wanted, there, f"the file would exceed its limit of {self._limit} bytes")
+            reason = f"the file would exceed its limit of {self._limit} bytes"
+            raise self._full(wanted, there, reason, "Raise the limit in offload")
         room = max(missing, _GROWTH if self._limit is None else min(_GROWTH, most))
         try:
             try:
@@ -201,11 +203,11 @@ class PoolFile:
         there = found.f_bavail * found.f_frsize
         return there if most == resource.RLIM_INFINITY else min(there, max(most - self._space.size, 0))
 
-    def _full(self, wanted: int, there: int, reason: str) -> RuntimeError:
+    def _full(self, wanted: int, there: int, reason: str, remedy: str = _MORE_SPACE) -> RuntimeError:
         return RuntimeError(
             f"[smdp] offload to {self._directory} needs {wanted} more bytes, and {there} are there ({reason};"
             f" the file has {self._space.size} bytes, {self._space.free} of them free)."
-            " Free space on this disk, or name a larger one."
+            f" {remedy}."
         )
 
     def _write(self, extent: Extent, parts: Sequence[Memory]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from smdp.torch.offload.returned_memory import keep_large_tensors, return_large_tensors
 
 # A read has its price per piece, and what is smaller saves little memory.
 LEAST_BYTES = 64 << 10
@@ -230,6 +232,9 @@ class Record:
         if not _is_plain(tensor) or isinstance(tensor, torch.nn.Parameter):
             return _Kept(tensor, tensor._version)
         with torch._C.DisableTorchFunction():
+            # Views of gathered parameters, whose memory fully_shard frees, and fills again for backward.
+            if isinstance(tensor._base, torch.nn.Parameter):
+                return _Kept(tensor, tensor._version)
             storage = tensor.untyped_storage()
             if storage.nbytes() < self._least or storage._cdata in self._kept:
                 return _Kept(tensor, tensor._version)
@@ -262,9 +267,15 @@ def unpack(saved: Saved) -> Tensor:
         return found.set_(storage, saved.offset, saved.shape, saved.strides)
 
 
-def saving(pack: Callable[[Tensor], Saved]) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def saving(pack: Callable[[Tensor], Saved]) -> Iterator[None]:
     """Returns a context in which autograd passes the tensors that it saves to a record's `pack()`."""
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)  # type: ignore[no-any-return]
+    return_large_tensors()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+    finally:
+        keep_large_tensors()
 
 
 def keys_of(tensors: Iterable[Tensor]) -> Iterator[int]:

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from smdp.torch.offload.memory_map import return_freed_memory
 from smdp.torch.offload.pool_file import Extent, Memory, PoolFile, pool_for
 from smdp.torch.offload.saved_tensors import Store
 from smdp.torch.offload.target import Target, target_of
@@ -60,7 +59,6 @@ class DiskStore:
 
     def __init__(self, pool: PoolFile) -> None:
         self._pool = pool
-        return_freed_memory()
 
     def put(self, values: Tensor, then: Callable[[], None]) -> _OnDisk:
         """Begins to write a tensor; see `Store`."""

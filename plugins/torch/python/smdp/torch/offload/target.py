@@ -43,9 +43,9 @@ def target_of(offload: object) -> Target:
         raise ValueError(f"[smdp] offload = {shown(offload)} is not valid; {_ALLOWED}")
     name, _, option = offload.removeprefix("disk:").partition("?")
     limit = config.parse_bytes(option.removeprefix("limit=")) if option.startswith("limit=") else None
-    if not name or (option and not limit):
+    if not name.startswith("/") or (option and not limit):
         raise ValueError(f"[smdp] offload = {shown(offload)} is not valid; {_ALLOWED}")
-    return Target(Path(name).absolute(), limit)
+    return Target(Path(name), limit)
 
 
 def check_directory(directory: Path) -> None:

@@ -11,6 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smdp.torch.mesh.cuts import mesh_of_slices
+from smdp.torch.offload.returned_memory import (
+    keep_large_tensors,
+    return_freed_memory,
+    return_large_tensors,
+)
 from smdp.torch.sharded_parameters.averaged_shards import AveragedShards
 from smdp.torch.sharded_parameters.before_step import BeforeStep
 from smdp.torch.sharded_parameters.gathered_ahead import GatheredAhead
@@ -21,7 +26,6 @@ from smdp.torch.sharded_parameters.preconditions import (
     check_clip,
     check_dtype,
 )
-from smdp.torch.sharded_parameters.returned_memory import return_freed_memory, return_large_tensors
 from smdp.torch.sharded_parameters.same_model import check_same_model
 from smdp.torch.sharded_parameters.shard_groups import chosen_degree, make_groups
 from smdp.torch.sharded_parameters.shards import Shards
@@ -153,10 +157,12 @@ class ShardedDataParallel(nn.Module):
         own = [each for each in (ranks.shards, ranks.replicas) if each not in (everyone, ranks.alone)]
         told = ToldRanks(own, mesh_of_slices(module.parameters()))
         self._averaged = AveragedShards(kept.averaged, backward_passes, told)
+        self._kept = kept
         GatheredAhead(kept.root, kept.units, kept.sizes, max_live_parameters)
         accept_whole_state(module)
+        keep_large_tensors()
         return_freed_memory()
-        self._before_step = BeforeStep(list(module.parameters()), self._prepare_step)
+        self._before_step = BeforeStep(list(module.parameters()), self._prepare_step, keep_large_tensors)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the model."""
@@ -164,7 +170,12 @@ class ShardedDataParallel(nn.Module):
             buffers = list(self.module.buffers())
             if buffers:
                 dist._broadcast_coalesced(self.process_group, buffers, _BUCKET, 0)
-        return self.module(*inputs, **kwargs)
+        return_large_tensors()  # until the step of an optimizer ends
+        result = self.module(*inputs, **kwargs)
+        if not torch.is_grad_enabled():  # no backward releases what stays whole after a forward
+            self._kept.release()
+            keep_large_tensors()
+        return result
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -220,6 +231,7 @@ class ShardedDataParallel(nn.Module):
                 " averaged their gradients. Run the last backward before a step outside no_sync(), or pass"
                 " the number of backwards that you run as backward_passes."
             )
+        self._kept.release()  # after a forward without backward
         if self._clip is not None:
             self.clip_grad_norm_(self._clip)
 

@@ -101,6 +101,11 @@ class Shards:
             describe(group, self._mesh, is_whole=is_whole)
             self.averaged.append((group, ranks.everyone if is_whole else ranks.replicas))
 
+    def release(self) -> None:
+        """Replaces gathered parameters by this rank's shards, if they are still whole."""
+        for one in (self.root, *self.units):
+            one.reshard()
+
     def _is_small(self, parameter: Parameter) -> bool:
         return bool(parameter.numel() < self._threshold)
 

@@ -66,7 +66,9 @@ class OffloadedState:
     """Moves the state of each fusion buffer to a file after its update, and back ahead of the next one.
 
     In between, the state has tensors whose memory is the file. Their pages are read when something reads
-    them, as a checkpoint does, and the system may drop them at any time. What a script writes to them counts.
+    them, as a checkpoint does, and the system may drop them at any time. What a script writes to them
+    counts if it replaces them or changes them by operations of torch. Writes through `.data`, `.numpy()` or a
+    pointer are not seen, and the next update drops them.
 
     Args:
         pool: The file.

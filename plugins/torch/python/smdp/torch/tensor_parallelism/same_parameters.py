@@ -28,10 +28,12 @@ class SameParameters:
 
     Args:
         axis: The ranks that hold slices of the model.
+        model: The model. Its slices are marked now, and may lose the marks where shards are gathered.
     """
 
-    def __init__(self, axis: TensorAxis) -> None:
+    def __init__(self, axis: TensorAxis, model: nn.Module) -> None:
         self._axis = axis
+        self._whole = {name for name, one in model.named_parameters() if cut_of(one) is None}
         self._forwards = 0
         self._has_warned = False
 
@@ -46,7 +48,7 @@ class SameParameters:
         digest = hashlib.blake2b(digest_size=8)
         names = []
         for name, one in module.named_parameters():
-            if one.requires_grad and not one.is_meta and cut_of(one) is None and one.numel() <= _LARGEST:
+            if name in self._whole and one.requires_grad and not one.is_meta and one.numel() <= _LARGEST:
                 names.append(name)
                 digest.update(digest_of(one).encode())
         number = int.from_bytes(digest.digest(), "little", signed=True) >> 1

@@ -85,7 +85,7 @@ def tensor_parallel(
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         materialize(model, lambda name: True)
     model.register_forward_pre_hook(SameForwards(axis, model), with_kwargs=True)
-    model.register_forward_hook(SameParameters(axis))
+    model.register_forward_hook(SameParameters(axis, model))
     return model
 
 
