@@ -78,7 +78,7 @@ class ShardedOptimizer(OptimizerLink):
         offload: "disk:/DIRECTORY": this rank's state and masters are in a file on a local disk, except for
             the few fusion buffers that are updated next. What reads the state, such as a checkpoint, reads
             the file. An optimizer with step hooks, or one that keeps something per group, has all of its
-            state in memory during `step()`. Default: the state is in memory.
+            state in memory during `step()`. Writes by `.data` are lost. Default: the state is in memory.
 
     Attributes:
         layout: Which pieces of the parameters this rank owns.
