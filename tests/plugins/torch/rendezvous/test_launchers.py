@@ -194,7 +194,15 @@ def test_one_rank_alone_may_draw_its_port() -> None:
 
 def test_one_rank_alone_frees_its_port() -> None:
     port = free_port()
-    code = f"import socket\nprint('error', socket.socket().connect_ex(('127.0.0.1', {port})))\n"
+    # A thread closes the port soon after.
+    code = f"""
+import socket, time
+for _ in range(50):
+    if error := socket.socket().connect_ex(("127.0.0.1", {port})):
+        break
+    time.sleep(0.1)
+print("error", error)
+"""
     exit_code, output = run(code=_JOIN + code, **full(WORLD_SIZE="1", MASTER_PORT=port))
     assert exit_code == 0 and f"MASTER_PORT={port}\nerror {errno.ECONNREFUSED}\n" in output, output
 
