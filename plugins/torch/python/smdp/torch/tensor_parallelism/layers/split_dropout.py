@@ -128,7 +128,15 @@ class SplitDropout(TorchFunctionMode):
                 return self._attention(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def _dropout(
+        self,
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        *,
+        of_attention: bool = False,
+    ) -> Tensor:
         tensor = input
         if not training or p == 0:
             return tensor
@@ -147,8 +155,8 @@ class SplitDropout(TorchFunctionMode):
             return self._dropout(weights, p, training, inplace).flatten(0, 1)
         # Attention weights are (batch, heads, queries, keys) with a slice of the heads; other tensors have a
         # slice of their last dimension, or of the sequence.
-        has_heads = tensor.ndim == 4 and tensor.shape not in self.features_last
-        if has_heads and self.features_last:
+        has_heads = tensor.ndim == 4 and (of_attention or tensor.shape not in self.features_last)
+        if has_heads and not of_attention and any(one[-1] == tensor.shape[-1] for one in self.features_last):
             raise RuntimeError(
                 "[smdp] tensor_parallel: dropout on a slice of shape"
                 f" {tuple(tensor.shape)}, after a divided layer has returned {tuple(self.features_last[-1])},"
@@ -189,7 +197,8 @@ class SplitDropout(TorchFunctionMode):
                 attn_mask = weights.new_zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
             weights = weights + attn_mask
         # A query that may see no key has zeros and not NaN, as in torch.
-        return self._dropout(torch.ops.aten._safe_softmax(weights, -1), dropout_p) @ value
+        weights = torch.ops.aten._safe_softmax(weights, -1)
+        return self._dropout(weights, dropout_p, of_attention=True) @ value
 
 
 def _innermost_checkpoint() -> Any:
