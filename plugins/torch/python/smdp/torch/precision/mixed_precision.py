@@ -337,6 +337,6 @@ class MixedPrecision(OptimizerLink):
             del inner.grad_scale, inner.found_inf
 
     def _rescale(self, before: float) -> None:
-        """Tells a model that compresses gradients that the scale of the errors it keeps has changed."""
+        """Rescales the compression errors that the model keeps, after the loss scale has changed."""
         if self._scale.value != before and hasattr(self._model, "rescale_residuals"):
             self._model.rescale_residuals(self._scale.value / before)

@@ -18,10 +18,10 @@ from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
 class ToldRanks:
-    """Tells the ranks of some groups when this rank cannot continue a step.
+    """Aborts the groups of a step that fails on this rank, so that no rank waits for it.
 
-    A rank that dies ends the calls of the groups that it is in. Others wait for ranks that have seen its
-    death.
+    The death of a rank ends only the calls of its own groups. Ranks of other groups would wait for survivors
+    that have already stopped.
 
     Args:
         groups: Groups that only steps use.
@@ -42,7 +42,7 @@ class ToldRanks:
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Tells the other ranks of an error in the context."""
+        """Aborts the groups if the code in the context raises, with its message as the reason."""
         try:
             yield
         except Exception as error:

@@ -41,7 +41,7 @@ def same_random_numbers(axis: TensorAxis) -> Iterator[None]:
 
 
 def adopt(module: nn.Module, whole: Mapping[str, Tensor], *, are_trained: bool = True) -> None:
-    """Gives a module built on the meta device its slices of whole tensors.
+    """Fills a module on the meta device with its slices of whole tensors.
 
     Args:
         module: The module.
