@@ -80,6 +80,11 @@ def engine_overhead() -> None:
     _bars("What the pipeline engine takes per action", columns, "us", height=2.2)
 
 
+def memory_measures() -> None:
+    memory = data.column("planning/fit_a_bigger_model", "memory")
+    _bars("Memory of two ranks that train the GPT-2 below", {"": memory}, "MB", height=3.2, peers=(0,))
+
+
 def tensorflow_steps() -> None:
     names = ["smdp", "Horovod, Open MPI", "Horovod, gloo"]
     columns = {name: data.column("tensorflow/gradients_intel", name) for name in names}
@@ -127,14 +132,15 @@ def _bars(
 
     Args:
         title: What is shown.
-        columns: Values by row, by column; times in seconds.
+        columns: Values by row, by column; times in seconds, memory in MB.
         unit: In which they are written.
         height: Of the picture, in inches.
         colors: One for each column.
         peers: Rows in the color of a peer, where there is one column.
         notes: Bold text behind a value, by column and row.
     """
-    scale, sign = {"us": (1e6, " µs"), "ms": (1e3, " ms"), "s": (1, " s"), "x": (1, data.TIMES)}[unit]
+    signs = {"us": (1e6, " µs"), "ms": (1e3, " ms"), "s": (1, " s"), "MB": (1, " MB"), "x": (1, data.TIMES)}
+    scale, sign = signs[unit]
     figure, axis = plt.subplots(figsize=(7, height), layout="constrained")
     rows = list(next(iter(columns.values())))
     thick = 0.8 / len(columns)

@@ -1,6 +1,8 @@
 """A training step with a sharded optimizer beside data parallelism and what torch has, one thread per rank.
 
 Start it on two ranks: smdp run -n 2 tests/benchmarks/sharded_optimizer.py
+With --parts, it also measures what no sharded optimizer can leave out, each alone: forward, backward and half
+of the update without communication, and a reduce_scatter and an all_gather of all parameters.
 The last three columns are processor time of rank 0, which other programs disturb less than the step.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +26,7 @@ from torch.optim import AdamW, Optimizer
 import smdp.torch
 
 Made = tuple[nn.Module, Optimizer]
+ALONE = "without communication"
 
 
 def blocks(count: int, width: int) -> nn.Sequential:
@@ -56,6 +60,12 @@ def shared(model: nn.Module, group: dist.ProcessGroup) -> Made:
     return wrapped, smdp.torch.ShardedOptimizer(optimizer, wrapped, share_parameters=True)
 
 
+def alone(model: nn.Module, group: dist.ProcessGroup) -> Made:
+    """Updates every second block only, as a rank with half of the optimizer does."""
+    mine = list(model.children())[group.rank() :: 2]
+    return model, AdamW((one for block in mine for one in block.parameters()), lr=1e-4)
+
+
 def in_shards(model: nn.Module, group: dist.ProcessGroup) -> Made:
     wrapped = smdp.torch.ShardedDataParallel(model)
     return wrapped, AdamW(wrapped.parameters(), lr=1e-4)
@@ -86,6 +96,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--shards", action="store_true", help="also ShardedDataParallel")
+    parser.add_argument("--parts", action="store_true", help="also the parts of a step, each alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("smdp")
@@ -104,18 +115,27 @@ def main() -> None:
     if options.shards:
         kinds["ShardedDataParallel on smdp"] = (in_shards, world)
         kinds["reshard_after_forward=False"] = (in_shards_until_backward, world)
+    if options.parts:
+        kinds[ALONE] = (alone, world)
     batch = torch.randn(options.batch, options.width)
     made = {name: make(blocks(options.blocks, options.width), group) for name, (make, group) in kinds.items()}
     walls: dict[str, list[float]] = {name: [] for name in made}
+    whole = torch.ones(sum(one.numel() for one in made["DDP on smdp"][0].parameters()) // 2 * 2)
+    travels: list[float] = []
     parts: dict[str, list[list[float]]] = {name: [] for name in made}
     for round_ in range(-2, options.rounds):
-        for name, (model, optimizer) in made.items():
+        # What ran before leaves the caches in a state of its own, so the order changes.
+        for name in random.Random(round_).sample(list(made), len(made)):
+            model, optimizer = made[name]
             dist.barrier()
             begin = time.perf_counter()
             part = step(model, optimizer, batch)
             if round_ >= 0:
                 walls[name].append(time.perf_counter() - begin)
                 parts[name].append(part)
+        if options.parts:
+            travels.append(travel(whole))
+            made[ALONE][0].zero_grad()
     if dist.get_rank() == 0:
         medians = {name: 1e3 * statistics.median(found) for name, found in walls.items()}
         reference = medians["ShardedOptimizer on smdp"]
@@ -123,6 +143,10 @@ def main() -> None:
         for name, median in medians.items():
             shown = [f"{1e3 * statistics.median(found):6.0f} ms" for found in zip(*parts[name], strict=True)]
             print(f"{name:32} {median:7.0f} ms  {median / reference:5.2f}", *shown)
+        if options.parts:
+            travel_ms = 1e3 * statistics.median(travels[2:])
+            ratio = (medians[ALONE] + travel_ms) / medians["DDP on smdp"]
+            print(f"reduce_scatter and all_gather {travel_ms:10.0f} ms; all parts {ratio:.2f} of DDP on smdp")
     dist.destroy_process_group()
 
 
@@ -137,6 +161,16 @@ def step(model: nn.Module, optimizer: Optimizer, batch: Tensor) -> list[float]:
     optimizer.step()
     times.append(time.process_time())
     return [after - before for before, after in itertools.pairwise(times)]
+
+
+def travel(whole: Tensor) -> float:
+    """Returns the seconds in which gradients come to their owners, and parameters back."""
+    half = torch.ones(len(whole) // 2)
+    dist.barrier()
+    begin = time.perf_counter()
+    dist.reduce_scatter_single(half, whole)
+    dist.all_gather_single(whole, half)
+    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":
