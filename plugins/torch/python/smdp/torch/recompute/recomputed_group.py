@@ -56,6 +56,7 @@ class RecomputedGroup:
         contexts: Returns the contexts of a call, which may keep some of its results. None: no contexts.
         preserves_random_numbers: Whether the calls draw the same random numbers when they run again.
         watch: Is called with each tensor that the calls save. None: nothing is.
+        before_again: Is called before the calls run again. None: nothing is.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class RecomputedGroup:
         *,
         preserves_random_numbers: bool = True,
         watch: Callable[[Tensor], None] | None = None,
+        before_again: Callable[[], None] | None = None,
     ) -> None:
         self._contexts = contexts
         self._preserves = preserves_random_numbers
         self._watch = watch
+        self._before_again = before_again
         self._calls: list[_Call] = []
         self._handles: list[weakref.ref[_Handle]] = []
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
@@ -153,6 +156,8 @@ class RecomputedGroup:
         """
         with self._lock:
             if handle.tensor is None:
+                if self._before_again is not None:
+                    self._before_again()
                 self._run_again()
 
     def _run_again(self) -> None:
