@@ -105,7 +105,7 @@ class RecomputedGroup:
             self._note(leaf, _Source(-1, self._count))
             self._count += 1
         if new:
-            self._nodes.append(_kept(list(new.values())))
+            self._nodes.append(saved_by_autograd(list(new.values())))
         versions = {key: _version(leaf) for key, leaf in new.items()}
         sources = [self._source(leaf) or leaf if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -113,7 +113,7 @@ class RecomputedGroup:
         first, again = self._contexts() if self._contexts is not None else (_NOTHING, _NOTHING)
         place = len(self._calls)
         self._calls.append(_Call(name, call, spec, sources, state, again))
-        with saved_tensors_hooks(self._pack, _open), first:
+        with first, saved_tensors_hooks(self._pack, _open):  # `first` ends under the hooks around the call
             result = call(*args, **kwargs)
         if any(_version(leaf) != versions[key] for key, leaf in new.items()):
             raise ValueError(
@@ -249,7 +249,7 @@ class _Complete(Exception):
 
 
 class _Kept(torch.autograd.Function):
-    """Saves the inputs of a group through autograd, so that surrounding hooks (offloading) see them."""
+    """Saves tensors on which nothing depends."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -264,7 +264,8 @@ class _Kept(torch.autograd.Function):
 _NOTHING = contextlib.nullcontext()
 
 
-def _kept(tensors: list[Tensor]) -> Any:
+def saved_by_autograd(tensors: list[Tensor]) -> Any:
+    """Returns a node with tensors as its `saved_tensors`, which hooks see, such as those of offloading."""
     anchor = torch.empty(0, requires_grad=True, device="cpu")
     return _Kept.apply(anchor, *tensors).grad_fn
 
