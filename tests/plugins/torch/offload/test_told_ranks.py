@@ -53,6 +53,7 @@ def in_backward() -> None:
         model(torch.randn(ROWS, WIDTH)).sum().backward()
         loss = model(torch.randn(ROWS, WIDTH)).sum()
         (pool,) = pool_file._pools.values()
+        pool._writers.shutdown()  # once everything is in the file
         if dist.get_rank() == 1:
             os.truncate(f"/proc/self/fd/{pool._file}", 0)
         with pytest.raises(
