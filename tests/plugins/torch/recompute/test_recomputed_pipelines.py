@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -59,6 +60,10 @@ def same_bits() -> None:
 
     import smdp.torch
 
+    log = logging.getLogger("smdp.torch.recompute.budget_rule")
+    log.setLevel(logging.INFO)
+    measured: list[Any] = []
+    log.addFilter(lambda record: measured.append(record.args[3]) is not None)  # type: ignore[index]
     batch = batches(1)[0]
     for schedule in ("zb_v", "zb_1p", "interleaved_1f1b"):
         expected: dict[str, torch.Tensor] = {}
@@ -73,6 +78,9 @@ def same_bits() -> None:
             expected = expected or found
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], each) for name, each in expected.items()), (schedule, policy)
+        # The budget was divided over the blocks of both virtual stages.
+        own = {name.split(".")[1] for name in found if name.startswith("blocks.")}
+        assert measured.pop() == len(own) > 2
     with pytest.raises(ValueError, match=r"recompute = 'some' is not valid"):
         smdp.torch.pipeline(made(Language), recompute="some")
     budgeted = smdp.torch.checkpoint_activations(made(Language), 0.5)
