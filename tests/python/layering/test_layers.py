@@ -133,7 +133,7 @@ ROOMS: dict[str, set[str]] = {
     "optimizers": set(),
     "data_parallel": {"mesh", "process_group"},
     "forward_waits": set(),
-    "offload": {"forward_waits"},
+    "offload": {"forward_waits", "mesh"},
     "step_in_forward": {"data_parallel", "forward_waits", "optimizers", "process_group"},
     "tensor_parallelism": {"initialization", "mesh", "process_group"},
     "sharding": {"data_parallel", "forward_waits", "mesh", "offload", "optimizers", "process_group"},

@@ -88,9 +88,23 @@ def test_a_budget_measures_the_first_forward() -> None:
         _, kept = model.take_kept()
     runs = [layer.runs for layer in model.layers]
     assert 0.3 * plain < kept <= 0.6 * plain and len(set(runs)) == 2
-    checkpoint_activations(model, "100B")
-    loss_of(model)
-    with pytest.raises(
-        ValueError, match=r"'100B' cannot be met: 5 modules keep \d+ bytes .* Allow \d+ bytes"
-    ):
+
+
+class Skipping(Row):
+    """Leaves out its last layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = layer(x)
+        return x
+
+
+def test_a_budget_that_cannot_be_met_is_refused_before_the_first_step() -> None:
+    told = r"'100B' cannot be met: {} modules keep \d+ bytes .* but 100 are allowed. Allow \d+ bytes"
+    model = checkpoint_activations(Row(), "100B")
+    with pytest.raises(ValueError, match=told.format(5)):
         loss_of(model)
+    skipping = checkpoint_activations(Skipping(), "100B")
+    loss = loss_of(skipping)  # another layer may still come
+    with pytest.raises(ValueError, match=told.format(4)):
+        loss.backward()

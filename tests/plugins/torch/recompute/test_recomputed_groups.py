@@ -186,3 +186,23 @@ def test_a_change_of_the_input_is_named() -> None:
     checkpoint_activations(model, "each")
     with pytest.raises(ValueError, match="module '1' changes its input in place"):
         model(rows())
+
+
+def test_what_selective_keeps_passes_the_hooks_around_it() -> None:
+    """As those of offloading, which then moves it."""
+    model = checkpoint_activations(made(Attended), "selective")
+    hidden = torch.randn(2, 64, WIDTH, requires_grad=True)
+    seen: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor.clone()
+
+    counts = []
+    for _ in range(3):  # the first call keeps only inputs
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.clone()):
+            loss = gradients(model, lambda model: model(hidden).square().mean())
+        counts.append(len(seen))
+        assert are_same(loss, gradients(model, lambda model: model(hidden).square().mean()))
+    assert counts[1] == counts[2] == counts[0] + 4, counts  # a product of each block

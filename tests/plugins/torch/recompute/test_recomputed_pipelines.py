@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -48,6 +49,8 @@ def keeps_inputs_of_groups() -> None:
         )
         inputs = 2 * ROWS * WIDTH * 4 if rank == 0 else 0
         assert size - inputs == pytest.approx(2 * estimate.stages[rank].activations, rel=0.1)
+        counted = pipe.split.partition.stages[rank].activation_bytes  # with the whole batch
+        assert size - inputs == pytest.approx(2 * (counted - inputs), rel=0.1), policy
 
 
 def same_bits() -> None:
@@ -57,6 +60,10 @@ def same_bits() -> None:
 
     import smdp.torch
 
+    log = logging.getLogger("smdp.torch.recompute.budget_rule")
+    log.setLevel(logging.INFO)
+    measured: list[Any] = []
+    log.addFilter(lambda record: measured.append(record.args[3]) is not None)  # type: ignore[index]
     batch = batches(1)[0]
     for schedule in ("zb_v", "zb_1p", "interleaved_1f1b"):
         expected: dict[str, torch.Tensor] = {}
@@ -71,6 +78,9 @@ def same_bits() -> None:
             expected = expected or found
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], each) for name, each in expected.items()), (schedule, policy)
+        # The budget was divided over the blocks of both virtual stages.
+        own = {name.split(".")[1] for name in found if name.startswith("blocks.")}
+        assert measured.pop() == len(own) > 2
     with pytest.raises(ValueError, match=r"recompute = 'some' is not valid"):
         smdp.torch.pipeline(made(Language), recompute="some")
     budgeted = smdp.torch.checkpoint_activations(made(Language), 0.5)
@@ -103,6 +113,27 @@ def same_bits_divided() -> None:
         found = [parameter.grad for parameter in model.parameters()]
         expected = expected or found
         assert all(map(torch.equal, found, expected)), policy
+
+
+def refuses_everywhere() -> None:
+    """The budget is too small for the rows of rank 1 alone."""
+    import torch
+    import torch.distributed as dist
+    from recomputed_models import ROWS, WIDTH, Row
+
+    from smdp.torch import DistributedDataParallel, checkpoint_activations
+
+    budget = 4 * ROWS * 300 * 4
+    model = DistributedDataParallel(checkpoint_activations(Row(), budget))
+    rows = torch.randn(ROWS * (1 if dist.get_rank() == 0 else 50), WIDTH)
+    told = rf"policy = {budget} cannot be met: .* at least \d+ with it, but {budget} are allowed"
+    with pytest.raises((ValueError, RuntimeError), match=told):
+        model(rows).sum().backward()
+    dist.barrier()
+
+
+def test_a_budget_that_one_rank_cannot_meet_is_refused_on_all() -> None:
+    run(refuses_everywhere)
 
 
 def test_groups_of_a_stage_keep_their_inputs() -> None:

@@ -18,8 +18,10 @@ from torch_spawn import run
 from smdp import MismatchError
 from smdp.torch import (
     DistributedDataParallel,
+    MixedPrecision,
     ShardedDataParallel,
     ShardedOptimizer,
+    lower_precision,
     pipeline,
     tensor_parallel,
 )
@@ -102,6 +104,12 @@ def check_bad_input() -> None:
         "the model is a ShardedDataParallel, whose optimizer has this rank's shard",
         lambda: ShardedOptimizer(torch.optim.SGD(sharded.parameters(), lr=0.1), sharded),
     )
+    instead = r"float32 shards are the masters.*ShardedDataParallel\(model, dtype=torch.bfloat16\)"
+    plain = torch.optim.SGD(sharded.parameters(), lr=0.1)
+    for each in (sharded, sharded.module):
+        _refused(instead, lambda each=each: MixedPrecision(plain, each))
+        _refused(instead, lambda each=each: lower_precision(each))
+    _refused("Leave out lower_precision.*dtype=", lambda: ShardedDataParallel(lower_precision(Model())))
     _refused("has no join\\(\\)", sharded.join)
     _refused("cannot be copied", lambda: copy.deepcopy(sharded), TypeError)
     pipe = pipeline(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

@@ -15,7 +15,15 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch_spawn import run
 
-from smdp.torch import ShardedDataParallel, clip_grad_norm_, delayed_initialization, offload_activations
+from smdp.torch import (
+    DistributedDataParallel,
+    MixedPrecision,
+    ShardedDataParallel,
+    clip_grad_norm_,
+    delayed_initialization,
+    lower_precision,
+    offload_activations,
+)
 from smdp.torch.sharded_parameters.fsdp_groups import groups_of
 
 Maker = Callable[[Iterable[Parameter]], Optimizer]
@@ -165,9 +173,18 @@ def check_models_without_memory() -> None:
 
 
 def check_bfloat16() -> None:
-    """Units compute in bfloat16, and shards, gradients and state stay float32."""
+    """Units compute in bfloat16. Shards, gradients and state stay float32, as MixedPrecision's masters."""
     model, expected = trained(2, optimizer=sgd, steps=4, dtype=torch.bfloat16)
     assert 0 < difference(model.module, expected) < 0.02
+    torch.manual_seed(0)
+    lowered = DistributedDataParallel(lower_precision(Model()))
+    optimizer = MixedPrecision(sgd(lowered.parameters()), lowered)
+    for step in range(4):
+        optimizer.backward(loss_of(lowered, step, dist.get_rank()))
+        optimizer.step()
+        optimizer.zero_grad()
+    for one, other in zip(model.parameters(), lowered.parameters(), strict=True):
+        torch.testing.assert_close(whole(one), optimizer.master_of(other).detach(), atol=0.01, rtol=0.01)
     loss_of(model, 0, 0).backward()
     assert {one.grad.dtype for one in model.parameters() if one.grad is not None} == {torch.float32}
 

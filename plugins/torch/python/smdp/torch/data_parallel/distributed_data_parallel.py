@@ -36,6 +36,7 @@ from smdp.torch.data_parallel.supported_modules import (
     refuse_what_takes_gradients,
 )
 from smdp.torch.mesh.cuts import mesh_of_slices
+from smdp.torch.mesh.told_failures import tells_failures
 from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 _NO_COMM_HOOKS = (
@@ -233,6 +234,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             )
             if (mesh := mesh_of_slices(self.module.parameters())) is not None:
                 mesh.abort_also(self, DistributedDataParallel._abort)
+            tells_failures(self, DistributedDataParallel._abort)
         return self._hooks
 
     def _abort(self, reason: str) -> None:

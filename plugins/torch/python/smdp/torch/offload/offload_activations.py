@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from smdp._shown import shown
 from smdp.torch.forward_waits.inert_hook import InertHook
+from smdp.torch.mesh.told_failures import tell_failure
 from smdp.torch.offload.returned_memory import keep_large_tensors, return_large_tensors
 from smdp.torch.offload.saved_tensors import LEAST_BYTES, KnownStorages, Record, Saved, Store, keys_of, saving
 from smdp.torch.offload.stores import store_for
@@ -206,7 +208,8 @@ class BlockActivations:
         if context is not None:
             context.__exit__(None, None, None)
             if self._current is not None:  # it is None after an error
-                self._finish()
+                with self._told():
+                    self._finish()
 
     def _cut(self, args: Any, kwargs: Any) -> None:
         """Ends a record where the next block begins."""
@@ -218,15 +221,30 @@ class BlockActivations:
                 if known is not None and known() is leaf:
                     self._kept.update(keys_of([leaf]))
                 self._inputs[id(leaf)] = weakref.ref(leaf)
-        self._finish()
-        while len(self._leaving) > self._horizon:
-            oldest = self._leaving.popleft()
-            oldest.begin_to_leave()
-            oldest.has_left()
+        with self._told():
+            self._finish()
+            while len(self._leaving) > self._horizon:
+                oldest = self._leaving.popleft()
+                oldest.begin_to_leave()
+                oldest.has_left()
         self._next()
 
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Ends the wait of other ranks if what this rank has saved cannot leave, as on a full disk."""
+        try:
+            yield
+        except Exception as error:
+            self._tell(error)
+            raise
+
+    def _tell(self, error: Exception) -> None:
+        model = self._model()
+        if model is not None:
+            tell_failure(model, error)
+
     def _next(self) -> None:
-        self._current = _BlockRecord(self._store, self._known, self._kept, self._least, self._use)
+        self._current = _BlockRecord(self._store, self._known, self._kept, self._least, self._use, self._tell)
         self._current.place = len(self._records)
         self._records.append(weakref.ref(self._current))
 

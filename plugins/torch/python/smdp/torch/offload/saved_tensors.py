@@ -172,6 +172,7 @@ class Record:
         kept: Storages that stay in memory, because others hold them in any case; see `keys_of()`.
         least: The fewest bytes of a storage that leaves.
         before_use: Called before backward uses a tensor of this record that may have left.
+        failed: Called with the error if such a tensor cannot be used.
     """
 
     def __init__(
@@ -181,12 +182,14 @@ class Record:
         kept: Collection[int],
         least: int = LEAST_BYTES,
         before_use: Callable[[Record], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self._store = store
         self._known = known
         self._kept = kept
         self._least = least
         self._before_use = before_use
+        self._failed = failed
         # Weak, because what backward has used is to be freed.
         self._saved: dict[int, weakref.ref[SavedStorage]] = {}
 
@@ -242,10 +245,17 @@ class Record:
             self._saved[id(memory)] = weakref.ref(memory)
             return _Moved(self, memory, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def prepare_use(self) -> None:
-        """Is called before backward uses a tensor of this record that may have left."""
-        if self._before_use is not None:
-            self._before_use(self)
+    def storage_of(self, memory: SavedStorage) -> torch.UntypedStorage:
+        """Returns the memory of a tensor that may have left, for backward."""
+        try:
+            if self._before_use is not None:
+                self._before_use(self)
+            with torch._C.DisableTorchFunction():
+                return memory.storage()
+        except Exception as error:
+            if self._failed is not None:
+                self._failed(error)
+            raise
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -260,9 +270,8 @@ def unpack(saved: Saved) -> Tensor:
         if not tensor.is_inference() and tensor._version != version:
             raise RuntimeError(_CHANGED.format(shape=list(tensor.shape)))
         return tensor
-    saved.record.prepare_use()
+    storage = saved.record.storage_of(saved.memory)
     with torch._C.DisableTorchFunction():
-        storage = saved.memory.storage()
         found = torch.empty(0, dtype=saved.dtype, device=storage.device)
         return found.set_(storage, saved.offset, saved.shape, saved.strides)
 

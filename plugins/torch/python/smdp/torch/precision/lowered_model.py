@@ -56,6 +56,7 @@ def lower_precision(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> nn
     check_dtype("lower_precision", dtype)
     if not isinstance(model, nn.Module):
         raise ValueError(f"[smdp] lower_precision got a {type(model).__name__}; expected a torch.nn.Module.")
+    check_not_sharded("lower_precision", model)
     if (wrapper := _wrapper_of(model)) is not None:
         raise ValueError(
             f"[smdp] lower_precision got a model in {wrapper}, which knows the parameters with 32 bits. Call"
@@ -89,18 +90,31 @@ def check_parameters(feature: str, model: nn.Module, dtype: torch.dtype) -> None
     Raises:
         ValueError: One does.
     """
+    check_not_sharded(feature, model)
     other = next(each for each in LOW if each is not dtype)
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise ValueError(
-                f"[smdp] {feature}: parameter {name!r} is a DTensor, as fully_shard() and ShardedDataParallel"
-                " make them, which is not supported yet. Leave the parameters in 32 bits and use"
-                " torch.autocast, or fully_shard's MixedPrecisionPolicy; or use a ShardedOptimizer."
-            )
         if parameter.dtype is other:
             raise ValueError(
                 f"[smdp] {feature}: parameter {name!r} has {parameter.dtype}, but dtype is {dtype}. Pass"
                 f" dtype={parameter.dtype}, or build the model in torch.float32."
+            )
+
+
+def check_not_sharded(feature: str, model: nn.Module) -> None:
+    """Checks that the parameters of a model are not distributed over ranks.
+
+    Raises:
+        ValueError: They are. The message names the way to train them with 16 bits.
+    """
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"[smdp] {feature}: parameter {name!r} is a DTensor of {parameter.dtype}, of which each rank"
+                " has a shard. Such a model computes in 16 bits itself, and its float32 shards are the"
+                " masters: build it in torch.float32, wrap it as"
+                " smdp.torch.ShardedDataParallel(model, dtype=torch.bfloat16) (or fully_shard(model,"
+                " mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))), and use a plain torch"
+                " optimizer."
             )
 
 

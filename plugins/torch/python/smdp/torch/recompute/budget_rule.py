@@ -1,7 +1,8 @@
 """The rule for a budget: measures modules in their first calls, and then recomputes as few as possible.
 
 The first forward recomputes every module, which takes the least memory of all rules that need no costs. Each
-call is timed, and the tensors that it would keep are counted.
+call is timed, and the tensors that it would keep are counted. When all modules have been called, or at the
+latest in the first backward, the modules to recompute are chosen, or a budget that is too small is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from smdp._shown import counted
+from smdp.torch.mesh.told_failures import tell_failure
 from smdp.torch.recompute.budget import Cost, groups_within, least_budget
 from smdp.torch.recompute.policies import Policy
 from smdp.torch.recompute.recomputed_group import RecomputedGroup
@@ -75,13 +77,13 @@ class BudgetRule:
             if elements > self._elements:
                 self._forget()
                 self._elements = elements
-            elif self._chosen is None:
-                self._choose()
         if self._chosen is None and name not in self._costs:
-            return self._measured(name, call, args, kwargs, leaves)
-        if self._chosen is None:
-            return self._each.run(name, call, args, kwargs)
-        if name not in self._costs:  # the first forward left this module out
+            result = self._measured(name, call, args, kwargs, leaves)
+            if len(self._costs) == len(self._modules):
+                self._choose()
+            return result
+        # Before the choice, another forward has begun. After it, the first one had left this module out.
+        if self._chosen is None or name not in self._costs:
             return self._each.run(name, call, args, kwargs)
         rule = self._chosen.get(name)
         return call(*args, **kwargs) if rule is None else rule.run(name, call, args, kwargs)
@@ -99,8 +101,14 @@ class BudgetRule:
 
         given = {_address(leaf): leaf.untyped_storage() for leaf in leaves}
         _synchronize(leaves)
+        costs = self._costs
+
+        def choose() -> None:
+            if self._chosen is None and self._costs is costs:
+                self._choose()
+
         begin = time.perf_counter()
-        result = RecomputedGroup(watch=watch).run(name, call, args, kwargs)
+        result = RecomputedGroup(watch=watch, before_again=choose).run(name, call, args, kwargs)
         _synchronize(leaves)
         seconds = time.perf_counter() - begin
         new = {key: storage for key, storage in given.items() if key not in self._shared}
@@ -127,12 +135,15 @@ class BudgetRule:
             found = self._agree(found)
         if found is None:
             least = least_budget(costs, self._in_flight)
-            raise ValueError(
+            error = ValueError(
                 f"[smdp] {self._argument} = {self._policy.name} cannot be met:"
                 f" {counted(len(names), 'module')} keep {plain} bytes without recomputation, and at least"
-                f" {least} with it. Allow {least} bytes, use smaller batches or microbatches, or offload"
-                " activations."
+                f" {least} with it, but {round(budget)} are allowed. Allow {least} bytes, use smaller batches"
+                " or microbatches, or offload activations."
             )
+            # Ranks whose inputs are smaller may meet it, and wait for this rank in backward.
+            tell_failure(nn.ModuleList(self._modules.values()), error)
+            raise error
         self._chosen = {}
         for begin, end in found:
             together = FixedRule(None)

@@ -51,7 +51,8 @@ def checkpoint_activations(model: Model, policy: Any = "each") -> Model:
 
     Raises:
         ValueError: The policy is not valid, the model has no blocks, or it checkpoints activations itself. A
-            budget that cannot be met raises in the second forward, with the fewest bytes that are possible.
+            budget that cannot be met raises at the end of the blocks' first forward, with the fewest bytes
+            that are possible; with DistributedDataParallel and in pipelines, on all ranks.
 
     Example:
         >>> smdp.torch.checkpoint_activations(model, "group_2")  # doctest: +SKIP

@@ -38,6 +38,11 @@ class Policy:
         """Returns whether the modules to recompute follow from their measured costs."""
         return self.bytes is not None or self.part is not None
 
+    @property
+    def is_grouped(self) -> bool:
+        """Returns whether several modules may be recomputed together."""
+        return self.size != 1 and not self.is_budget and not self.is_selective
+
 
 def read_policy(policy: Any, argument: str = "policy") -> Policy:
     """Returns the policy that a user has passed.

@@ -56,6 +56,7 @@ class RecomputedGroup:
         contexts: Returns the contexts of a call, which may keep some of its results. None: no contexts.
         preserves_random_numbers: Whether the calls draw the same random numbers when they run again.
         watch: Is called with each tensor that the calls save. None: nothing is.
+        before_again: Is called before the calls run again. None: nothing is.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class RecomputedGroup:
         *,
         preserves_random_numbers: bool = True,
         watch: Callable[[Tensor], None] | None = None,
+        before_again: Callable[[], None] | None = None,
     ) -> None:
         self._contexts = contexts
         self._preserves = preserves_random_numbers
         self._watch = watch
+        self._before_again = before_again
         self._calls: list[_Call] = []
         self._handles: list[weakref.ref[_Handle]] = []
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
@@ -102,7 +105,7 @@ class RecomputedGroup:
             self._note(leaf, _Source(-1, self._count))
             self._count += 1
         if new:
-            self._nodes.append(_kept(list(new.values())))
+            self._nodes.append(saved_by_autograd(list(new.values())))
         versions = {key: _version(leaf) for key, leaf in new.items()}
         sources = [self._source(leaf) or leaf if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -110,7 +113,7 @@ class RecomputedGroup:
         first, again = self._contexts() if self._contexts is not None else (_NOTHING, _NOTHING)
         place = len(self._calls)
         self._calls.append(_Call(name, call, spec, sources, state, again))
-        with saved_tensors_hooks(self._pack, _open), first:
+        with first, saved_tensors_hooks(self._pack, _open):  # `first` ends under the hooks around the call
             result = call(*args, **kwargs)
         if any(_version(leaf) != versions[key] for key, leaf in new.items()):
             raise ValueError(
@@ -153,6 +156,8 @@ class RecomputedGroup:
         """
         with self._lock:
             if handle.tensor is None:
+                if self._before_again is not None:
+                    self._before_again()
                 self._run_again()
 
     def _run_again(self) -> None:
@@ -244,7 +249,7 @@ class _Complete(Exception):
 
 
 class _Kept(torch.autograd.Function):
-    """Saves the inputs of a group through autograd, so that surrounding hooks (offloading) see them."""
+    """Saves tensors on which nothing depends."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -259,7 +264,8 @@ class _Kept(torch.autograd.Function):
 _NOTHING = contextlib.nullcontext()
 
 
-def _kept(tensors: list[Tensor]) -> Any:
+def saved_by_autograd(tensors: list[Tensor]) -> Any:
+    """Returns a node with tensors as its `saved_tensors`, which hooks see, such as those of offloading."""
     anchor = torch.empty(0, requires_grad=True, device="cpu")
     return _Kept.apply(anchor, *tensors).grad_fn
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from smdp.torch.recompute.recomputed_group import saved_by_autograd
 
 _PRODUCTS_WITH_WEIGHTS = {"mm", "addmm", "linear", "convolution"}
 _PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2)}
@@ -38,9 +41,46 @@ class SelectiveResults:
         choice = _Choice(self._changed)
         if self._changed is None:
             self._first = choice
-        contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-        contexts = create_selective_checkpoint_contexts(choice)
-        return contexts
+        first, again = create_selective_checkpoint_contexts(choice)
+        return _FirstRun(first), again
+
+
+class _FirstRun(AbstractContextManager[None]):
+    """The context of a first run. At its end, the kept results pass the hooks around it, such as offloading.
+
+    Args:
+        mode: torch's mode, which keeps results in its `storage`.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        self._mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+        storage = getattr(self._mode, "storage", None)
+        are_seen = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if error[0] is None and are_seen and isinstance(storage, dict):
+            for key, results in storage.items():
+                storage[key] = tree_map(_passed, results)
+
+
+def _passed(kept: Any) -> Any:
+    return _Passed(kept.val) if isinstance(getattr(kept, "val", None), Tensor) else kept
+
+
+class _Passed:
+    """A kept result in the form that torch's second mode expects."""
+
+    def __init__(self, result: Tensor) -> None:
+        self._node = saved_by_autograd([result])
+
+    def get_val(self, *unused: Any) -> Tensor:
+        (result,) = self._node.saved_tensors
+        found: Tensor = result
+        return found
 
 
 class _Choice:

@@ -140,6 +140,13 @@ def _check_model(model: nn.Module) -> None:
                 raise ValueError(
                     f"[smdp] ShardedDataParallel: {what} is a {kind.__name__}: {_WRAPPERS[kind.__name__]}"
                 )
+    if (lowered := getattr(model, "_smdp_lowered", None)) is not None:
+        raise ValueError(
+            f"[smdp] ShardedDataParallel: lower_precision() has converted this model to {lowered}, so"
+            " shards would not keep the 32 bits of a master. Leave out lower_precision() and"
+            " MixedPrecision, and pass dtype=torch.bfloat16: the shards then are float32 masters, which"
+            " the optimizer updates."
+        )
     devices = set()
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):

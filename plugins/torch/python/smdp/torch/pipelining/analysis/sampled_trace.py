@@ -19,11 +19,13 @@ class SampledTrace:
         shape: The trace without times.
         kinds: For each unit, the kinds of work that it does: its own call, and the functions after it.
         samples: The samples by kind.
+        joined: For each unit, the bytes that it gets from the unit before, without other code in between.
     """
 
     shape: Trace
     kinds: tuple[tuple[str, ...], ...]
     samples: dict[str, Samples]
+    joined: tuple[int, ...]
 
     def by_time(self) -> Weights:
         """Returns the units weighed by the least measured times."""

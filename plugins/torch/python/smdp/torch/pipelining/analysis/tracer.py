@@ -46,6 +46,7 @@ class _Call:
     unit: str
     kind: str
     activation_bytes: int
+    joined_bytes: int
 
 
 class Tracer:
@@ -64,6 +65,7 @@ class Tracer:
         self._repeats = repeats
         self._flow = ValueFlow()
         self._calls: list[_Call] = []
+        self._returned: list[Tensor] = []  # by the last call
         self._is_measuring = False
         tensors = itertools.chain(model.parameters(), model.buffers())
         self._fake_mode = (
@@ -129,11 +131,13 @@ class Tracer:
             ) from error
         finally:
             self._flow.end(glue)
+            self._returned.clear()
 
     def sampled(self, microbatch_size: int) -> SampledTrace:
         """Returns the trace with all measurements."""
         made: list[Unit] = []
         kinds: list[tuple[str, ...]] = []
+        joined: list[int] = []
         modules: dict[str, nn.Module] = {}
         counts: Counter[str] = Counter()
         for place, call in enumerate(self._calls):
@@ -141,6 +145,7 @@ class Tracer:
             name = called(call.unit, counts[call.unit])
             modules[name] = self._modules[call.unit]
             kinds.append((call.kind, *self._glue_costs.after(place)))
+            joined.append(call.joined_bytes)
             made.append(
                 Unit(
                     name=name,
@@ -162,8 +167,9 @@ class Tracer:
                 )
                 made.insert(place, unit)
                 kinds.insert(place, ())
+                joined.insert(place, 0)
         shape = trace_of_units(self._model, modules, made, microbatch_size)
-        return SampledTrace(shape, tuple(kinds), self._samples)
+        return SampledTrace(shape, tuple(kinds), self._samples, tuple(joined))
 
     def _traced(self, name: str, module: nn.Module) -> Callable[..., Any]:
         forward = module.forward
@@ -196,8 +202,11 @@ class Tracer:
                     output = forward(*args, **kwargs) if self._fake_mode is None else cost.output
             finally:
                 self._is_measuring = self._glue.is_paused = self._glue_costs.is_paused = False
-            self._calls.append(_Call(name, kind, cost.activation_bytes))
+            last = {id(each) for each in self._returned}
+            joined = storages_of(each for each in _tensors((args, kwargs)) if id(each) in last)
+            self._calls.append(_Call(name, kind, cost.activation_bytes, _bytes_of(joined)))
             output = tree_map(lambda leaf: self._given(leaf, cost), output)
+            self._returned = _tensors(output)
             self._flow.leave(call, output)
             return output
 
@@ -279,6 +288,10 @@ class Tracer:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _bytes_of(storages: dict[int, torch.UntypedStorage]) -> int:
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _is_meta(value: Any) -> bool:

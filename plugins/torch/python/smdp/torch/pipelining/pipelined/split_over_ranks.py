@@ -15,7 +15,7 @@ from torch import nn
 
 from smdp import pipeline as schedules
 from smdp.partition import Partition, Trace, partition, stage_lines
-from smdp.partition.steady import steady_partition
+from smdp.partition.steady import Cutter, steady_partition
 from smdp.torch.initialization.delayed_initialization import materialize
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
@@ -32,6 +32,7 @@ from smdp.torch.pipelining.engine.lockstep import Lockstep
 from smdp.torch.pipelining.engine.offload_actions import OffloadActions
 from smdp.torch.pipelining.engine.steps import Tables
 from smdp.torch.pipelining.interpreter.dry_run import users_outside_units
+from smdp.torch.pipelining.pipelined.grouped_cut import GroupedCut
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.pipelining.units.splitting import Split, stages_of_units, users_of_weights
 from smdp.torch.pipelining.units.units import find_rows, find_units
@@ -204,7 +205,9 @@ def split_over_ranks(
         placed = Placed(sampled.shape) if assign is None else assign(sampled.shape)
         sampled = replace(sampled, shape=placed.trace)
         measured = sampled.by_time()
-        cut = functools.partial(options.partition, rank_of=placed.rank_of)
+        cut: Cutter = functools.partial(options.partition, rank_of=placed.rank_of)
+        if policy is not None and policy.is_grouped:
+            cut = GroupedCut(cut, sampled.joined, rows, policy.size)
         steady = steady_partition(measured, sampled.by_work(), cut)
         traced, found = measured.trace, steady.partition
         _log_cut(traced, found, steady.reason)
