@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <latch>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -208,9 +209,12 @@ TEST_P(ShardedReducer, CompressionThatKeepsValuesHasMeansAfterTheStep) {
 }
 
 TEST_P(ShardedReducer, MeansOfAClosedGroupCannotBeAwaited) {
-  run(std::get<0>(GetParam()), [](Group& group) {
+  const Layout& layout = std::get<0>(GetParam());
+  std::latch are_created(world_size(layout));  // before, a constructor could meet the end of the group
+  run(layout, [&are_created](Group& group) {
     const auto gradients = model();
     GradientReducer reducer(group, gradients, options());
+    are_created.arrive_and_wait();
     Values values = gradients_of(gradients, group.rank(), 0);
     if (group.rank() == group.size() - 1) {
       reducer.abort("a reason");
