@@ -10,9 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smdp.accelerate.memory_options import MemoryOptions
+from smdp.accelerate.sharded_models import ShardedModels, writes
 from smdp.accelerate.sharded_optimizers import ShardedOptimizers
 from smdp.accelerate.wrapped_models import PreparedModels, wrap_model
-from smdp.torch.plugin_support import ProcessGroupSmdp, asked_scope, check_reducer_options
+from smdp.torch.plugin_support import ProcessGroupSmdp, asked_scope, asked_shards, check_reducer_options
 
 
 class DataParallel:
@@ -29,12 +30,17 @@ class DataParallel:
             optimizer's to 0.
         shard_optimizer: Whether to keep the state of each optimizer once for all ranks (True), once per host
             ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
+        shard_parameters: Whether to distribute parameters, gradients and the optimizer's state over the ranks
+            of a host if there are several hosts, otherwise over all ranks (True), or over this number of
+            ranks. See `smdp.torch.ShardedDataParallel`. Pass model and optimizer to the same `prepare()`, or
+            create the optimizer afterwards. Rank 0 gathers the whole model for checkpoints.
         recompute: Which activations backward computes again; a policy of
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
             `smdp.torch.offload_activations()`. Default: in memory.
         precision: "bf16" or "fp16": parameters and gradients have 16 bits, the optimizer keeps masters; see
-            `smdp.torch.MixedPrecision`. Default: the dtype of the model.
+            `smdp.torch.MixedPrecision`. With `shard_parameters`, shards keep 32 bits, and "bf16" is the dtype
+            in which they are gathered. Default: the dtype of the model.
 
     Raises:
         ValueError: An argument is not valid.
@@ -53,6 +59,7 @@ class DataParallel:
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
         shard_optimizer: bool | str = False,
+        shard_parameters: bool | int = False,
         recompute: Any = None,
         offload: str | None = None,
         precision: str | None = None,
@@ -68,6 +75,11 @@ class DataParallel:
             "topk_momentum": topk_momentum,
             **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
         }
+        defaults = {"compression": "none", "topk_ratio": 0.01, "topk_momentum": 0.0, "shard_optimizer": False}
+        values = {**self._options, "shard_optimizer": shard_optimizer, **self._memory.given}
+        others = {name: value for name, value in values.items() if value != defaults.get(name)}
+        self._is_sharding = asked_shards("DataParallel", shard_parameters, others)
+        self._degree = None if isinstance(shard_parameters, bool) else shard_parameters
 
     def apply(self, accelerator: Accelerator) -> None:
         """Changes what `prepare()` and `save_state()` of an Accelerator do. Call it before `prepare()`.
@@ -82,6 +94,9 @@ class DataParallel:
                 f"[smdp] DataParallel: the Accelerator's backend is {accelerator.state.backend!r}; it must be"
                 " 'smdp'. Pass kwargs_handlers=[InitProcessGroupKwargs(backend=\"smdp\")] to it."
             )
+        if self._is_sharding and group is not None:
+            self._apply_shards(accelerator, group)
+            return
         models = PreparedModels()
         sharded = None
         if group is not None and self._scope is not None:
@@ -122,8 +137,57 @@ class DataParallel:
         collecting = sharded
 
         def collect(models: list[nn.Module], *_: Any) -> None:
-            everywhere = accelerator.project_configuration.save_on_each_node
-            writes = accelerator.is_local_main_process if everywhere else accelerator.is_main_process
-            collecting.collect(models, writes)
+            collecting.collect(models, writes(accelerator))
 
         accelerator.register_save_state_pre_hook(collect)
+
+    def _apply_shards(self, accelerator: Accelerator, group: ProcessGroupSmdp) -> None:
+        """Makes `prepare()` shard the parameters of models, and give the shards to optimizers."""
+        if accelerator.mixed_precision == "fp16":
+            raise ValueError(
+                "[smdp] DataParallel: shard_parameters and mixed_precision='fp16' cannot be used together,"
+                " because ranks would scale the loss by what they find in their own shards. Use 'bf16'."
+            )
+        shards = ShardedModels(self._degree, group, self._memory.dtype)
+        shards.change(accelerator)
+        plain, prepare_optimizer = accelerator.prepare_model, accelerator.prepare_optimizer
+        prepare_all = accelerator.prepare
+        beside: list[Optimizer] = []  # the optimizers that prepare() gets with the model
+
+        def prepare(*objects: Any, **options: Any) -> Any:
+            beside[:] = [one for one in objects if isinstance(one, Optimizer)]
+            try:
+                return prepare_all(*objects, **options)
+            finally:
+                beside.clear()
+
+        def prepare_model(
+            model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+        ) -> nn.Module:
+            if evaluation_mode or shards.wrapper_of(model) is not None:
+                return plain(model, device_placement, evaluation_mode)
+            prepared = plain(model, device_placement, evaluation_mode=True)
+            self._memory.change(prepared, is_sharded=True)
+            return shards.shard(prepared, beside, **_options_of(accelerator))
+
+        def prepare_any_optimizer(optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
+            if getattr(optimizer, "_is_accelerate_prepared", False):
+                return prepare_optimizer(optimizer, device_placement)
+            shards.gather_states(optimizer)
+            return prepare_optimizer(optimizer, device_placement=False)
+
+        accelerator.prepare = prepare
+        accelerator.prepare_model = prepare_model
+        accelerator.prepare_optimizer = prepare_any_optimizer
+        accelerator.register_save_state_pre_hook(lambda *_: shards.collect(writes(accelerator)))
+
+
+def _options_of(accelerator: Accelerator) -> dict[str, Any]:
+    """Returns the arguments of ShardedDataParallel that the Accelerator's options for DDP ask for."""
+    handler = accelerator.ddp_handler
+    if handler is None:
+        return {}
+    return {
+        "unused_parameters": bool(handler.find_unused_parameters),
+        "broadcast_buffers": bool(handler.broadcast_buffers),
+    }

@@ -101,9 +101,30 @@ class ShardedModels:
         def clip(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
             return clip_grad_norm_(parameters, max_norm, norm_type)
 
+        def load(models: list[Any], _: str) -> None:
+            models[:] = [one if self.wrapper_of(one) is None else _InFiles(one) for one in models]
+
+        accelerator.register_load_state_pre_hook(load)
         accelerator.unwrap_model = unwrap_model
         accelerator.get_state_dict = get_state_dict
         accelerator.clip_grad_norm_ = clip
+
+
+class _InFiles:
+    """A sharded model for safetensors, which finds tied parameters by the memory of their tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns a small tensor for each name, the same one for names of the same parameter."""
+        made: dict[int, Tensor] = {}
+        values = self._model.state_dict(keep_vars=True)
+        return {name: made.setdefault(id(value), torch.empty(1)) for name, value in values.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], **options: Any) -> Any:
+        """Loads whole tensors into the shards."""
+        return self._model.load_state_dict(state_dict, **options)
 
 
 def writes(accelerator: Accelerator) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from smdp.torch.sharded_parameters.whole_state import like, shard_of
 
 
-def whole_values(model: nn.Module, *, is_kept: bool) -> dict[str, Any]:
+def whole_values(model: nn.Module, *, is_kept: bool) -> OrderedDict[str, Any]:
     """Returns the state dict of a model with whole tensors. Collective over the ranks with its shards.
 
     Tied parameters are the same tensor, as in the model. The ranks gather one tensor at a time.
@@ -23,7 +24,7 @@ def whole_values(model: nn.Module, *, is_kept: bool) -> dict[str, Any]:
         is_kept: Whether this rank keeps the tensors. The result is empty if not.
     """
     wholes: dict[int, Tensor] = {}
-    found: dict[str, Any] = {}
+    found: OrderedDict[str, Any] = OrderedDict()  # as torch's, by which Accelerate tells models
     for name, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, DTensor) and id(value) not in wholes:
             whole = value.full_tensor().detach()
