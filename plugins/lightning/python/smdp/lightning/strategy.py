@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch.nn.parallel
+import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import LayerSync, TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,14 +22,17 @@ from smdp.environments.single import SingleProcess
 from smdp.lightning.divided_models import check_saving, clip_by_norm, sampler_options
 from smdp.lightning.launched import check_devices, launched
 from smdp.lightning.layer_sync import SyncBatchNorms
-from smdp.torch import ShardedOptimizer, checkpoint_activations, offload_activations
+from smdp.lightning.shards_of_module import ShardsOfModule
+from smdp.torch import ShardedDataParallel, ShardedOptimizer, checkpoint_activations, offload_activations
 from smdp.torch.plugin_support import (
     DistributedDataParallel,
     asked_scope,
+    asked_shards,
     check_reducer_options,
     is_offloaded,
     read_policy,
     target_of,
+    whole_values,
 )
 
 _NAMES = {
@@ -51,6 +57,9 @@ class SmdpStrategy(DDPStrategy):
         shard_optimizer: Whether to keep the optimizer's state once for all ranks (True), once per host
             ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
             Checkpoints have the whole state.
+        shard_parameters: Whether to distribute parameters, gradients and the optimizer's state over the ranks
+            of a host if there are several hosts, otherwise over all ranks (True), or over this number of
+            ranks. See `smdp.torch.ShardedDataParallel`. Rank 0 gathers the whole model for checkpoints.
         recompute: Which activations backward computes again; a policy of
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
@@ -72,6 +81,7 @@ class SmdpStrategy(DDPStrategy):
         *args: Any,
         compression: str = "none",
         shard_optimizer: bool | str = False,
+        shard_parameters: bool | int = False,
         recompute: Any = None,
         offload: str | None = None,
         **kwargs: Any,
@@ -98,6 +108,13 @@ class SmdpStrategy(DDPStrategy):
         topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
         self._scope = asked_scope("SmdpStrategy", shard_optimizer)
+        others = {"shard_optimizer": shard_optimizer or None, "bucket_cap_mb": kwargs.get("bucket_cap_mb")}
+        if compression != "none":
+            others["compression"] = compression
+        given = {name: value for name, value in others.items() if value is not None}
+        self._shards: ShardsOfModule | None = None
+        if asked_shards("SmdpStrategy", shard_parameters, given):
+            self._shards = ShardsOfModule(None if isinstance(shard_parameters, bool) else shard_parameters)
         self._recompute = None if recompute is None else read_policy(recompute, "recompute")
         if offload is not None:
             target_of(offload)
@@ -133,6 +150,13 @@ class SmdpStrategy(DDPStrategy):
             self._layer_sync = SyncBatchNorms()
         self.optimizers = []  # a sharded one from an earlier fit() would keep its part of the gradients
         check_saving(self._parameters(), trainer)
+        wrapper = None if self._shards is None else self._shards.wrapper_of(self.model)
+        if wrapper is not None and trainer.state.fn != TrainerFn.FITTING:
+            assert self.accelerator is not None
+            self.accelerator.setup(trainer)
+            self.model = wrapper  # DDPStrategy would send the first rank's shards to all
+            self.setup_precision_plugin()
+            return
         super().setup(trainer)
 
     @property
@@ -148,6 +172,8 @@ class SmdpStrategy(DDPStrategy):
             RuntimeError: It is divided.
         """
         check_saving(self._parameters())
+        if self._shards is not None and self._shards.wrapper_of(self.lightning_module) is not None:
+            return whole_values(self.lightning_module, is_kept=self.is_global_zero)
         state: dict[str, Any] = super().lightning_module_state_dict()
         return state
 
@@ -155,21 +181,25 @@ class SmdpStrategy(DDPStrategy):
         module = self.lightning_module
         return [] if module is None else list(module.parameters())
 
-    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        if self._shards is not None and (wrapper := self._shards.wrapper_of(model)) is not None:
+            return wrapper
         if self._recompute is not None:
             checkpoint_activations(model, self._recompute)
         if self._offload is not None and not is_offloaded(model):
             offload_activations(model, self._offload)
+        plugin: Any = self.precision_plugin
+        scaler = getattr(plugin, "scaler", None)
+        if self._shards is not None:
+            return self._shards.shard(model, plugin, self._ddp_kwargs)
         wrapped = DistributedDataParallel(
             model,
             device_ids=self.determine_ddp_device_ids(),
             compression=self._compression,
             **self._ddp_kwargs,
         )
-        plugin: Any = self.precision_plugin
         if sampler_options(model.parameters()) is not None:
             plugin.clip_grad_by_norm = clip_by_norm
-        scaler = getattr(plugin, "scaler", None)
         if scaler is not None:
             wrapped.follow(scaler)
         return wrapped
@@ -181,6 +211,9 @@ class SmdpStrategy(DDPStrategy):
             ValueError: There are several optimizers, or this one cannot be sharded.
         """
         super().setup_optimizers(trainer)
+        if self._shards is not None:
+            for one in self.optimizers:
+                self._shards.gather_states(one)
         if self._scope is None:
             return
         if len(self.optimizers) > 1:
@@ -196,11 +229,53 @@ class SmdpStrategy(DDPStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Returns an optimizer's state for a checkpoint, that of a sharded one on rank 0 only. Collective."""
         plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        if self._shards is not None:
+            self._shards.collect(plain, is_kept=self.is_global_zero)
+            return plain.state_dict() if self.is_global_zero else {}
         if not isinstance(plain, ShardedOptimizer):
             state: dict[str, Any] = super().optimizer_state(plain)
             return state
         plain.consolidate(to=0)
         return plain.state_dict() if self.is_global_zero else {}
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Accumulates gradients in the context, without averaging them over replicas."""
+        is_sharded = isinstance(self.model, ShardedDataParallel)
+        with self.model.no_sync() if is_sharded else super().block_backward_sync():
+            yield
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Makes a step. That of shards begins with averaged gradients, so the closure runs before."""
+        if self._shards is None:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
+        return optimizer.step(closure=lambda: result, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the validation step, without inference mode if parameters are gathered in it."""
+        with self._without_inference_mode():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the test step; see validation_step()."""
+        with self._without_inference_mode():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the prediction step; see validation_step()."""
+        with self._without_inference_mode():
+            return super().predict_step(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _without_inference_mode(self) -> Iterator[None]:
+        if self._shards is None:
+            yield
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            yield
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
