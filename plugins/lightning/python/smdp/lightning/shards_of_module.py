@@ -25,12 +25,11 @@ class ShardsOfModule:
     """Wraps a LightningModule in ShardedDataParallel, and gathers the states of its optimizers.
 
     Args:
-        degree: The number of ranks over which the module is distributed, or None for the default of
-            ShardedDataParallel.
+        options: Keyword arguments of ShardedDataParallel.
     """
 
-    def __init__(self, degree: int | None) -> None:
-        self._degree = degree
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
         self._wrapper: ShardedDataParallel | None = None
         self._states: weakref.WeakKeyDictionary[Optimizer, GatheredStates] = weakref.WeakKeyDictionary()
 
@@ -57,7 +56,7 @@ class ShardsOfModule:
                 " 'bf16-mixed'."
             )
         chosen = {name: options[known] for known, name in _NAMES.items() if known in options}
-        self._wrapper = ShardedDataParallel(module, self._degree, **chosen)
+        self._wrapper = ShardedDataParallel(module, **self._options, **chosen)
         plugin.clip_grad_by_norm = clip_by_norm
         return self._wrapper
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from smdp.lightning.shards_of_module import ShardsOfModule
 from smdp.torch import ShardedDataParallel, ShardedOptimizer, checkpoint_activations, offload_activations
 from smdp.torch.plugin_support import (
     DistributedDataParallel,
-    asked_scope,
+    asked_sharding,
     asked_shards,
     check_reducer_options,
     is_offloaded,
@@ -55,11 +55,14 @@ class SmdpStrategy(DDPStrategy):
         compression: The format in which float32 gradients travel between hosts: "none", "fp16", "bf16",
             "int8" or "topk".
         shard_optimizer: Whether to keep the optimizer's state once for all ranks (True), once per host
-            ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
-            Checkpoints have the whole state.
+            ("host"), as smdp chooses ("auto"), or on every rank (False). A mapping has
+            arguments of `smdp.torch.ShardedOptimizer`: `scope`, `share_parameters`, `offload`. Checkpoints
+            have the whole state.
         shard_parameters: Whether to distribute parameters, gradients and the optimizer's state over the ranks
             of a host if there are several hosts, otherwise over all ranks (True), or over this number of
-            ranks. See `smdp.torch.ShardedDataParallel`. Rank 0 gathers the whole model for checkpoints.
+            ranks. A mapping has arguments of `smdp.torch.ShardedDataParallel`: `degree`,
+            `persistence_threshold`, `max_live_parameters`, `reshard_after_forward`. Rank 0 gathers
+            the whole model for checkpoints.
         recompute: Which activations backward computes again; a policy of
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
@@ -80,8 +83,8 @@ class SmdpStrategy(DDPStrategy):
         self,
         *args: Any,
         compression: str = "none",
-        shard_optimizer: bool | str = False,
-        shard_parameters: bool | int = False,
+        shard_optimizer: bool | str | Mapping[str, Any] = False,
+        shard_parameters: bool | int | Mapping[str, Any] = False,
         recompute: Any = None,
         offload: str | None = None,
         **kwargs: Any,
@@ -107,14 +110,15 @@ class SmdpStrategy(DDPStrategy):
             )
         topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
-        self._scope = asked_scope("SmdpStrategy", shard_optimizer)
+        self._sharding = asked_sharding("SmdpStrategy", shard_optimizer)
         others = {"shard_optimizer": shard_optimizer or None, "bucket_cap_mb": kwargs.get("bucket_cap_mb")}
         if compression != "none":
             others["compression"] = compression
         given = {name: value for name, value in others.items() if value is not None}
         self._shards: ShardsOfModule | None = None
-        if asked_shards("SmdpStrategy", shard_parameters, given):
-            self._shards = ShardsOfModule(None if isinstance(shard_parameters, bool) else shard_parameters)
+        shards = asked_shards("SmdpStrategy", shard_parameters, given)
+        if shards is not None:
+            self._shards = ShardsOfModule(shards)
         self._recompute = None if recompute is None else read_policy(recompute, "recompute")
         if offload is not None:
             target_of(offload)
@@ -214,7 +218,7 @@ class SmdpStrategy(DDPStrategy):
         if self._shards is not None:
             for one in self.optimizers:
                 self._shards.gather_states(one)
-        if self._scope is None:
+        if self._sharding is None:
             return
         if len(self.optimizers) > 1:
             kinds = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
@@ -224,7 +228,7 @@ class SmdpStrategy(DDPStrategy):
                 " groups, or leave shard_optimizer out."
             )
         assert isinstance(self.model, DistributedDataParallel)
-        self.optimizers = [ShardedOptimizer(one, self.model, self._scope) for one in self.optimizers]
+        self.optimizers = [ShardedOptimizer(one, self.model, **self._sharding) for one in self.optimizers]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Returns an optimizer's state for a checkpoint, that of a sharded one on rank 0 only. Collective."""

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from smdp.torch.sharded_parameters.sharded_data_parallel import (
         ShardedDataParallel as ShardedDataParallel,
     )
-    from smdp.torch.sharding.asked_scope import asked_scope as asked_scope
+    from smdp.torch.sharding.asked_sharding import asked_sharding as asked_sharding
     from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
 
 _MODULES = {
@@ -94,7 +94,7 @@ _MODULES = {
     "sharded_parameters.asked_shards": {"asked_shards"},
     "sharded_parameters.gathered_states": {"GatheredStates", "whole_values"},
     "sharded_parameters.sharded_data_parallel": {"ShardedDataParallel"},
-    "sharding.asked_scope": {"asked_scope"},
+    "sharding.asked_sharding": {"asked_sharding"},
     "sharding.sharded_optimizer": {"ShardedOptimizer"},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from smdp.accelerate.memory_options import MemoryOptions
 from smdp.accelerate.sharded_models import ShardedModels, writes
 from smdp.accelerate.sharded_optimizers import ShardedOptimizers
 from smdp.accelerate.wrapped_models import PreparedModels, wrap_model
-from smdp.torch.plugin_support import ProcessGroupSmdp, asked_scope, asked_shards, check_reducer_options
+from smdp.torch.plugin_support import ProcessGroupSmdp, asked_sharding, asked_shards, check_reducer_options
 
 
 class DataParallel:
@@ -29,11 +30,14 @@ class DataParallel:
         topk_momentum: The momentum that "topk" applies. Set it to the optimizer's momentum, and set the
             optimizer's to 0.
         shard_optimizer: Whether to keep the state of each optimizer once for all ranks (True), once per host
-            ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
+            ("host"), as smdp chooses ("auto"), or on every rank (False). A mapping has
+            arguments of `smdp.torch.ShardedOptimizer`: `scope`, `share_parameters`, `offload`.
         shard_parameters: Whether to distribute parameters, gradients and the optimizer's state over the ranks
             of a host if there are several hosts, otherwise over all ranks (True), or over this number of
-            ranks. See `smdp.torch.ShardedDataParallel`. Pass model and optimizer to the same `prepare()`, or
-            create the optimizer afterwards. Rank 0 gathers the whole model for checkpoints.
+            ranks. A mapping has arguments of `smdp.torch.ShardedDataParallel`: `degree`,
+            `persistence_threshold`, `max_live_parameters`, `reshard_after_forward`. Pass model and
+            optimizer to the same `prepare()`, or create the optimizer afterwards. Rank 0 gathers the whole
+            model for checkpoints.
         recompute: Which activations backward computes again; a policy of
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
@@ -58,8 +62,8 @@ class DataParallel:
         *,
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
-        shard_optimizer: bool | str = False,
-        shard_parameters: bool | int = False,
+        shard_optimizer: bool | str | Mapping[str, Any] = False,
+        shard_parameters: bool | int | Mapping[str, Any] = False,
         recompute: Any = None,
         offload: str | None = None,
         precision: str | None = None,
@@ -67,7 +71,7 @@ class DataParallel:
         check_reducer_options(
             "DataParallel", compression, bucket_cap_mb, topk_ratio=topk_ratio, topk_momentum=topk_momentum
         )
-        self._scope = asked_scope("DataParallel", shard_optimizer)
+        self._sharding = asked_sharding("DataParallel", shard_optimizer)
         self._memory = MemoryOptions("DataParallel", recompute, offload, precision)
         self._options = {
             "compression": compression,
@@ -78,8 +82,7 @@ class DataParallel:
         defaults = {"compression": "none", "topk_ratio": 0.01, "topk_momentum": 0.0, "shard_optimizer": False}
         values = {**self._options, "shard_optimizer": shard_optimizer, **self._memory.given}
         others = {name: value for name, value in values.items() if value != defaults.get(name)}
-        self._is_sharding = asked_shards("DataParallel", shard_parameters, others)
-        self._degree = None if isinstance(shard_parameters, bool) else shard_parameters
+        self._shard_options = asked_shards("DataParallel", shard_parameters, others)
 
     def apply(self, accelerator: Accelerator) -> None:
         """Changes what `prepare()` and `save_state()` of an Accelerator do. Call it before `prepare()`.
@@ -94,13 +97,13 @@ class DataParallel:
                 f"[smdp] DataParallel: the Accelerator's backend is {accelerator.state.backend!r}; it must be"
                 " 'smdp'. Pass kwargs_handlers=[InitProcessGroupKwargs(backend=\"smdp\")] to it."
             )
-        if self._is_sharding and group is not None:
-            self._apply_shards(accelerator, group)
+        if self._shard_options is not None and group is not None:
+            self._apply_shards(accelerator, group, self._shard_options)
             return
         models = PreparedModels()
         sharded = None
-        if group is not None and self._scope is not None:
-            sharded = ShardedOptimizers(self._scope, models, self._memory.master_dtype)
+        if group is not None and self._sharding is not None:
+            sharded = ShardedOptimizers(self._sharding, models, self._memory.master_dtype)
         prepare = accelerator.prepare_model
 
         def prepare_model(
@@ -141,14 +144,16 @@ class DataParallel:
 
         accelerator.register_save_state_pre_hook(collect)
 
-    def _apply_shards(self, accelerator: Accelerator, group: ProcessGroupSmdp) -> None:
+    def _apply_shards(
+        self, accelerator: Accelerator, group: ProcessGroupSmdp, options: Mapping[str, Any]
+    ) -> None:
         """Makes `prepare()` shard the parameters of models, and give the shards to optimizers."""
         if accelerator.mixed_precision == "fp16":
             raise ValueError(
                 "[smdp] DataParallel: shard_parameters and mixed_precision='fp16' cannot be used together,"
                 " because ranks would scale the loss by what they find in their own shards. Use 'bf16'."
             )
-        shards = ShardedModels(self._degree, group, self._memory.dtype)
+        shards = ShardedModels(options, group, self._memory.dtype)
         shards.change(accelerator)
         plain, prepare_optimizer = accelerator.prepare_model, accelerator.prepare_optimizer
         prepare_all = accelerator.prepare

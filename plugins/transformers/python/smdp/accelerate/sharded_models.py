@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,14 +26,15 @@ class ShardedModels:
     """Distributes the parameters of models over ranks, and lets their optimizers follow.
 
     Args:
-        degree: The number of ranks over which a model is distributed, or None for the default of
-            ShardedDataParallel.
+        options: Keyword arguments of ShardedDataParallel.
         group: The ranks that train the models.
         dtype: The type in which units compute, if it is another one.
     """
 
-    def __init__(self, degree: int | None, group: ProcessGroupSmdp, dtype: torch.dtype | None) -> None:
-        self._degree = degree
+    def __init__(
+        self, options: Mapping[str, Any], group: ProcessGroupSmdp, dtype: torch.dtype | None
+    ) -> None:
+        self._options = options
         self._group = group
         self._dtype = dtype
         self._models: list[weakref.ref[ShardedDataParallel]] = []
@@ -62,7 +63,7 @@ class ShardedModels:
         """
         with _following(model, list(optimizers)):
             wrapper = ShardedDataParallel(
-                model, self._degree, dtype=self._dtype, process_group=self._group, **options
+                model, dtype=self._dtype, process_group=self._group, **self._options, **options
             )
         self._models.append(weakref.ref(wrapper))
         return wrapper

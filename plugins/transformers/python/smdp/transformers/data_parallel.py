@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from smdp.accelerate.sharded_optimizers import ShardedOptimizers
 from smdp.accelerate.wrapped_models import PreparedModels, wrap_model, wrapped_in
 from smdp.torch.plugin_support import (
     ProcessGroupSmdp,
-    asked_scope,
+    asked_sharding,
     asked_shards,
     check_reducer_options,
     on_every_rank,
@@ -55,11 +55,14 @@ class DataParallel(Plugin):
         preemption: Whether to save a checkpoint on SIGTERM. When one rank receives the signal, all ranks save
             after the same step and exit with code 75.
         shard_optimizer: Whether to keep the optimizer's state once for all ranks (True), once per host
-            ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
-            Checkpoints have the whole state.
+            ("host"), as smdp chooses ("auto"), or on every rank (False). A mapping has
+            arguments of `smdp.torch.ShardedOptimizer`: `scope`, `share_parameters`, `offload`. Checkpoints
+            have the whole state.
         shard_parameters: Whether to distribute parameters, gradients and the optimizer's state over the ranks
             of a host if there are several hosts, otherwise over all ranks (True), or over this number of
-            ranks. See `smdp.torch.ShardedDataParallel`. Rank 0 gathers the whole model for checkpoints.
+            ranks. A mapping has arguments of `smdp.torch.ShardedDataParallel`: `degree`,
+            `persistence_threshold`, `max_live_parameters`, `reshard_after_forward`. Rank 0 gathers
+            the whole model for checkpoints.
         recompute: Which activations backward computes again; a policy of
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
@@ -87,8 +90,8 @@ class DataParallel(Plugin):
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
         preemption: bool = True,
-        shard_optimizer: bool | str = False,
-        shard_parameters: bool | int = False,
+        shard_optimizer: bool | str | Mapping[str, Any] = False,
+        shard_parameters: bool | int | Mapping[str, Any] = False,
         recompute: Any = None,
         offload: str | None = None,
         precision: str | None = None,
@@ -102,7 +105,7 @@ class DataParallel(Plugin):
             "topk_momentum": topk_momentum,
             **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
         }
-        self._scope = asked_scope("DataParallel", shard_optimizer)
+        self._sharding = asked_sharding("DataParallel", shard_optimizer)
         self._memory = MemoryOptions("DataParallel", recompute, offload, precision)
         if not isinstance(preemption, bool):
             raise ValueError(f"[smdp] DataParallel: preemption is {preemption!r}; it must be True or False.")
@@ -119,7 +122,7 @@ class DataParallel(Plugin):
             "bucket_cap_mb": bucket_cap_mb is not None,
             "algorithm": algorithm is not None,
             "trace": trace is not None,
-            "shard_optimizer": self._scope is not None,
+            "shard_optimizer": self._sharding is not None,
             "shard_parameters": shard_parameters is not False,
             **{name: value is not None for name, value in self._memory.given.items()},
         }
@@ -128,8 +131,7 @@ class DataParallel(Plugin):
         where = None if trace is None else "..."
         values = {**self._options, **self._memory.given, "shard_optimizer": shard_optimizer}
         others = {name: value for name, value in values.items() if name in self.changed}
-        self._is_sharding = asked_shards("DataParallel", shard_parameters, others)
-        self._degree = None if isinstance(shard_parameters, bool) else shard_parameters
+        self._shard_options = asked_shards("DataParallel", shard_parameters, others)
         self._agreed = {
             **self._options,
             "algorithm": algorithm,
@@ -173,14 +175,14 @@ class DataParallel(Plugin):
                     f"[smdp] the plugin DataParallel and {asked} cannot be used together, because {name}"
                     " averages gradients itself. Remove one of them."
                 )
-        if self._scope is not None and args.auto_find_batch_size:
+        if self._sharding is not None and args.auto_find_batch_size:
             raise ValueError(
                 "[smdp] DataParallel: shard_optimizer and auto_find_batch_size cannot be used together,"
                 " because a sharded optimizer stays with the model that was wrapped first. Set"
                 " per_device_train_batch_size."
             )
         check_started("DataParallel", args)
-        if self._is_sharding:
+        if self._shard_options is not None:
             check_arguments(args)
         self._memory.check(asked_precision(args), is_checkpointed(args))
         self._group = self._sharded = self._shards = None
@@ -193,10 +195,10 @@ class DataParallel(Plugin):
             self._group = default
         else:
             self._group = _group_of(self._variables, _timeout(args))
-        if self._scope is not None:
-            self._sharded = ShardedOptimizers(self._scope, self._models, self._memory.master_dtype)
-        if self._is_sharding:
-            self._shards = ShardedModels(self._degree, self._group, self._memory.dtype)
+        if self._sharding is not None:
+            self._sharded = ShardedOptimizers(self._sharding, self._models, self._memory.master_dtype)
+        if self._shard_options is not None:
+            self._shards = ShardedModels(self._shard_options, self._group, self._memory.dtype)
 
     def change_accelerator(self, trainer: Trainer) -> None:
         """Makes the Accelerator unwrap and clip models whose parameters are sharded."""

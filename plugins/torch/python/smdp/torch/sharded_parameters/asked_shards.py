@@ -14,25 +14,36 @@ _REFUSED = {
 }
 
 
-def asked_shards(owner: str, shard_parameters: object, others: Mapping[str, Any]) -> bool:
-    """Checks the argument `shard_parameters`, and returns whether parameters are sharded.
+_OPTIONS = ("degree", "persistence_threshold", "max_live_parameters", "reshard_after_forward")
+
+
+def asked_shards(owner: str, shard_parameters: object, others: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the keyword arguments for the ShardedDataParallel that an argument asks for, or None.
 
     Args:
         owner: The class that received the arguments, for messages.
-        shard_parameters: False, True for the default degree of ShardedDataParallel, or a degree.
+        shard_parameters: False, True, a degree, or a mapping of keyword arguments.
         others: The other arguments by name, without those that have their default values.
 
     Raises:
         ValueError: The argument is not valid, or cannot be used with another one.
     """
-    is_degree = isinstance(shard_parameters, int) and shard_parameters >= 1
-    if not isinstance(shard_parameters, bool) and not is_degree:
-        raise ValueError(
-            f"[smdp] {owner}: shard_parameters is {shard_parameters!r}; allowed: True, False, or the number"
-            " of ranks over which the parameters are distributed."
-        )
     if shard_parameters is False:
-        return False
+        return None
+    if isinstance(shard_parameters, Mapping):
+        found = dict(shard_parameters)
+    elif isinstance(shard_parameters, int) and shard_parameters >= 1:  # True, too
+        found = {} if shard_parameters is True else {"degree": shard_parameters}
+    else:
+        raise ValueError(
+            f"[smdp] {owner}: shard_parameters is {shard_parameters!r}; allowed: True, False, the number of"
+            f" ranks over which the parameters are distributed, or a mapping of {', '.join(_OPTIONS)}."
+        )
+    for name in found:
+        if name not in _OPTIONS:
+            raise ValueError(
+                f"[smdp] {owner}: shard_parameters has the key {name!r}; allowed: {', '.join(_OPTIONS)}."
+            )
     for name, value in others.items():
         reason = _REFUSED.get(name)
         if name == "precision" and value == "fp16":
@@ -42,4 +53,4 @@ def asked_shards(owner: str, shard_parameters: object, others: Mapping[str, Any]
                 f"[smdp] {owner}: shard_parameters={shard_parameters!r} and {name}={value!r} cannot be used"
                 f" together, because {reason}."
             )
-    return True
+    return found
