@@ -154,7 +154,7 @@ class SmdpStrategy(DDPStrategy):
             self._layer_sync = SyncBatchNorms()
         self.optimizers = []  # a sharded one from an earlier fit() would keep its part of the gradients
         check_saving(self._parameters(), trainer)
-        wrapper = None if self._shards is None else self._shards.wrapper_of(self.model)
+        wrapper = None if self._shards is None else self._shards.wrapper_of(self.lightning_module)
         if wrapper is not None and trainer.state.fn != TrainerFn.FITTING:
             assert self.accelerator is not None
             self.accelerator.setup(trainer)

@@ -96,7 +96,8 @@ class ShardedModels:
         def get_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
             wrapper = self.wrapper_of(model)
             if wrapper is None:
-                return plain.get_state_dict(here(), model, unwrap)
+                found: dict[str, Any] = plain.get_state_dict(here(), model, unwrap)
+                return found
             return whole_values(wrapper.module, is_kept=writes(accelerator))
 
         def clip(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
