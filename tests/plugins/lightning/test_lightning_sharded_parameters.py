@@ -44,13 +44,17 @@ class Model(Regression):
 
 def trainer(name: str, strategy: dict[str, Any], **options: Any) -> lightning.Trainer:
     saving = ModelCheckpoint(where(name), "{step}", every_n_train_steps=2, save_top_k=-1)
-    defaults = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "num_sanity_val_steps": 0}
+    defaults = {
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": 0.5,
+        "num_sanity_val_steps": 0,
+        "callbacks": [saving],
+    }
     return lightning.Trainer(
         accelerator="cpu",
         devices=2,
         strategy=SmdpStrategy(**strategy),
         max_steps=4,
-        callbacks=[saving],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

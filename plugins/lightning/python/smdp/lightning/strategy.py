@@ -23,7 +23,14 @@ from smdp.lightning.divided_models import check_saving, clip_by_norm, sampler_op
 from smdp.lightning.launched import check_devices, launched
 from smdp.lightning.layer_sync import SyncBatchNorms
 from smdp.lightning.shards_of_module import ShardsOfModule
-from smdp.torch import ShardedDataParallel, ShardedOptimizer, checkpoint_activations, offload_activations
+from smdp.lightning.sixteen_bits import SixteenBits
+from smdp.torch import (
+    MixedPrecision,
+    ShardedDataParallel,
+    ShardedOptimizer,
+    checkpoint_activations,
+    offload_activations,
+)
 from smdp.torch.plugin_support import (
     DistributedDataParallel,
     asked_sharding,
@@ -67,6 +74,9 @@ class SmdpStrategy(DDPStrategy):
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
             `smdp.torch.offload_activations()`. Default: in memory.
+        precision: "bf16" or "fp16": parameters and gradients have 16 bits, the optimizer keeps masters; see
+            `smdp.torch.MixedPrecision`. With `shard_parameters`, shards keep 32 bits, and "bf16" is the dtype
+            in which they are gathered. Default: the Trainer's `precision`.
         **kwargs: The keyword arguments of DDPStrategy and of smdp.torch.DistributedDataParallel.
 
     Raises:
@@ -87,6 +97,7 @@ class SmdpStrategy(DDPStrategy):
         shard_parameters: bool | int | Mapping[str, Any] = False,
         recompute: Any = None,
         offload: str | None = None,
+        precision: str | None = None,
         **kwargs: Any,
     ) -> None:
         backend = kwargs.setdefault("process_group_backend", "smdp")
@@ -111,14 +122,26 @@ class SmdpStrategy(DDPStrategy):
         topk = {name: kwargs[name] for name in ("topk_ratio", "topk_momentum") if name in kwargs}
         check_reducer_options("SmdpStrategy", compression, kwargs.get("bucket_cap_mb"), **topk)
         self._sharding = asked_sharding("SmdpStrategy", shard_optimizer)
-        others = {"shard_optimizer": shard_optimizer or None, "bucket_cap_mb": kwargs.get("bucket_cap_mb")}
+        sixteen_bits = None if precision is None else SixteenBits("SmdpStrategy", precision)
+        others = {
+            "shard_optimizer": shard_optimizer or None,
+            "bucket_cap_mb": kwargs.get("bucket_cap_mb"),
+            "precision": precision,
+        }
         if compression != "none":
             others["compression"] = compression
         given = {name: value for name, value in others.items() if value is not None}
         self._shards: ShardsOfModule | None = None
         shards = asked_shards("SmdpStrategy", shard_parameters, given)
         if shards is not None:
-            self._shards = ShardsOfModule(shards)
+            self._shards = ShardsOfModule({**shards, "dtype": sixteen_bits and sixteen_bits.dtype})
+        elif sixteen_bits is not None:
+            if kwargs.get("precision_plugin") is not None:
+                raise ValueError(
+                    f"[smdp] SmdpStrategy: precision={precision!r} and precision_plugin cannot be used"
+                    " together, because each converts the model. Use one of them."
+                )
+            kwargs["precision_plugin"] = sixteen_bits
         self._recompute = None if recompute is None else read_policy(recompute, "recompute")
         if offload is not None:
             target_of(offload)
@@ -218,17 +241,25 @@ class SmdpStrategy(DDPStrategy):
         if self._shards is not None:
             for one in self.optimizers:
                 self._shards.gather_states(one)
-        if self._sharding is None:
+        plugin = self.precision_plugin
+        if self._sharding is None and not isinstance(plugin, SixteenBits):
             return
         if len(self.optimizers) > 1:
             kinds = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
             raise ValueError(
                 f"[smdp] SmdpStrategy: configure_optimizers() returned {len(self.optimizers)} optimizers"
-                f" ({kinds}), but shard_optimizer supports one. Use one optimizer with several parameter"
-                " groups, or leave shard_optimizer out."
+                f" ({kinds}), but shard_optimizer and precision support one. Use one optimizer with several"
+                " parameter groups, or leave them out."
             )
         assert isinstance(self.model, DistributedDataParallel)
-        self.optimizers = [ShardedOptimizer(one, self.model, **self._sharding) for one in self.optimizers]
+        for place, one in enumerate(self.optimizers):
+            made = one
+            if self._sharding is not None:
+                dtype = torch.float32 if isinstance(plugin, SixteenBits) else None
+                made = ShardedOptimizer(one, self.model, master_dtype=dtype, **self._sharding)
+            if isinstance(plugin, SixteenBits):
+                made = plugin.keep_masters(made, self.model)
+            self.optimizers[place] = made
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Returns an optimizer's state for a checkpoint, that of a sharded one on rank 0 only. Collective."""
@@ -236,10 +267,11 @@ class SmdpStrategy(DDPStrategy):
         if self._shards is not None:
             self._shards.collect(plain, is_kept=self.is_global_zero)
             return plain.state_dict() if self.is_global_zero else {}
-        if not isinstance(plain, ShardedOptimizer):
+        inner = plain.inner if isinstance(plain, MixedPrecision) else plain
+        if not isinstance(inner, ShardedOptimizer):
             state: dict[str, Any] = super().optimizer_state(plain)
             return state
-        plain.consolidate(to=0)
+        inner.consolidate(to=0)
         return plain.state_dict() if self.is_global_zero else {}
 
     @contextlib.contextmanager
