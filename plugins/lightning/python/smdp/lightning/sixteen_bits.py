@@ -51,13 +51,13 @@ class SixteenBits(Precision):
         self._mixed = MixedPrecision(optimizer, model, self.dtype, loss_scale=scale)
         return self._mixed
 
-    def pre_backward(self, tensor: Tensor, module: LightningModule) -> Tensor:  # type: ignore[override]
+    def pre_backward(self, tensor: Tensor, module: LightningModule) -> Tensor:
         """Scales the loss."""
         if self._mixed is not None:
             tensor = self._mixed.scale(tensor)
         return super().pre_backward(tensor, module)
 
-    def optimizer_step(  # type: ignore[override]
+    def optimizer_step(
         self, optimizer: Any, model: LightningModule, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
         """Runs the closure, which clips, and then makes the step, because an overflow skips it."""
