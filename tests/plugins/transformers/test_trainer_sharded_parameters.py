@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import GPT2LMHeadModel
 from transformers_spawn import run
 
-from smdp.torch import ShardedDataParallel
+from smdp.torch import ShardedDataParallel, delayed_initialization
 from smdp.transformers import DataParallel
 
 CHECKPOINTS = "SMDP_TEST_CHECKPOINTS"
@@ -113,6 +113,18 @@ def on_two_ranks() -> None:
         assert near(read.state_dict(), weights(best), 0)
         ends += numbers(best)
     assert ends[: len(ends) // 2] == pytest.approx(ends[len(ends) // 2 :], rel=2e-2)
+
+    with delayed_initialization():
+        unmade = lm.model()
+    made = trainer("unmade", {"shard_parameters": True}, unmade)
+    made.evaluate()
+    made.train()
+    assert near(weights(made), weights(whole))
+    with delayed_initialization():
+        unmade = lm.model()
+    made = trainer("again", {"shard_parameters": True}, unmade, save_strategy="no")
+    made.train(resume_from_checkpoint=saved("whole"))
+    assert near(weights(made), weights(whole))
 
     low = trainer("low", {"shard_parameters": True, "precision": "bf16"}, save_strategy="no")
     low.train()

@@ -145,6 +145,7 @@ class DataParallel(Plugin):
         self._group: Any = None
         self._sharded: ShardedOptimizers | None = None
         self._shards: ShardedModels | None = None
+        self._wrapper: nn.Module | None = None  # kept until the Trainer has it
         self._models = PreparedModels()
         self._numbers = GradientNumbers()
 
@@ -185,7 +186,7 @@ class DataParallel(Plugin):
         if self._shard_options is not None:
             check_arguments(args)
         self._memory.check(asked_precision(args), is_checkpointed(args))
-        self._group = self._sharded = self._shards = None
+        self._group = self._sharded = self._shards = self._wrapper = None
         self._models = PreparedModels()
         if args.world_size == 1 or not dist.is_initialized():
             return
@@ -205,17 +206,29 @@ class DataParallel(Plugin):
         if self._shards is not None:
             self._shards.change(trainer.accelerator)
 
+    @property
+    def gives_memory(self) -> bool:  # type: ignore[override]
+        """Whether parameters are sharded, which gives memory to this rank's shards."""
+        return self._shards is not None
+
+    def place_model(self, trainer: Trainer, loader: Any) -> None:
+        """Shards the model if it has no memory."""
+        if any(parameter.is_meta for parameter in trainer.model.parameters()):
+            self._shard(trainer)
+
     def make_optimizer(self, trainer: Trainer, make: Callable[[], Optimizer]) -> Optimizer:
         """Creates the Trainer's optimizer of this rank's shards, or gives them to the user's optimizer."""
-        if self._shards is not None and self._shards.wrapper_of(trainer.model) is None:
-            self._memory.change(trainer.model, is_sharded=True)
-            with _environment(self._variables):
-                self._shards.shard(
-                    trainer.model,
-                    [] if trainer.optimizer is None else [trainer.optimizer],
-                    **options_of(trainer.args),
-                )
+        self._shard(trainer)
         return make()
+
+    def _shard(self, trainer: Trainer) -> None:
+        if self._shards is None or self._shards.wrapper_of(trainer.model) is not None:
+            return
+        self._memory.change(trainer.model, is_sharded=True)
+        optimizers = [] if trainer.optimizer is None else [trainer.optimizer]
+        options = {"device": trainer.args.device, **options_of(trainer.args)}
+        with _environment(self._variables):
+            self._wrapper = self._shards.shard(trainer.model, optimizers, **options)
 
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
@@ -259,6 +272,11 @@ class DataParallel(Plugin):
             save()
         else:
             save(state_dict=whole_values(trainer.model, is_kept=trainer.args.should_save))
+
+    def load_model(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
+        """Reads the weights of a checkpoint into the model, or into shards if the model has no memory."""
+        self.place_model(trainer, None)
+        load()
 
     def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
         """Adds the whole state of a sharded optimizer and the residuals of compression to a checkpoint."""
