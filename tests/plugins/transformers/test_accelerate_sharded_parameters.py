@@ -8,10 +8,17 @@ from typing import Any
 import language_model as lm
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+)
 from safetensors.torch import load_file
 from test_accelerate_sharded_optimizer import Loop
 from transformers_spawn import run
 
+from smdp.accelerate import DataParallel
 from smdp.torch import ShardedDataParallel
 
 
@@ -41,6 +48,12 @@ def looped() -> None:
         loop = Loop(seed=1, **options)
         loop.accelerator.load_state(os.path.join(folder, saved))
         same(loop, whole, loop.train(2, 4), expected)
+
+    hook = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)
+    backend = InitProcessGroupKwargs(backend="smdp")
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[backend, hook])
+    with pytest.raises(ValueError, match="shard_parameters and comm_hook='bf16' cannot be used together"):
+        DataParallel(shard_parameters=True).apply(accelerator)
 
     model = lm.model()
     optimizer = torch.optim.AdamW(model.parameters())

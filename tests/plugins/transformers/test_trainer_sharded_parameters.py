@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel
 from transformers_spawn import run
 
 from smdp.torch import ShardedDataParallel, delayed_initialization
-from smdp.transformers import DataParallel
+from smdp.transformers import DataParallel, ModelParallel
 
 CHECKPOINTS = "SMDP_TEST_CHECKPOINTS"
 
@@ -136,11 +136,22 @@ def test_trains_and_resumes_like_whole_parameters(tmp_path: Path) -> None:
     run(on_two_ranks, 2, env={CHECKPOINTS: str(tmp_path)})
 
 
+def test_not_with_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMDP_TEST_FOLDER", str(tmp_path))
+    for given, words in (
+        ({"shard_parameters": True}, "of its own stages only; pass shard_optimizer to ModelParallel"),
+        ({"recompute": "each", "precision": "bf16"}, "pass recompute, precision to ModelParallel"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            lm.trainer(plugins=[DataParallel(**given), ModelParallel()])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"auto_find_batch_size": True}, "auto_find_batch_size: shards stay with the model"),
         ({"torch_compile": True}, "torch_compile: graphs of the model would use"),
+        ({"ddp_bucket_cap_mb": 4}, "ddp_bucket_cap_mb: gradients are sent unit by unit"),
         ({"bf16_full_eval": True}, "bf16_full_eval: shards keep their dtype"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.utils import DDPCommunicationHookType
 from torch import nn
 from torch.optim import Optimizer
 
@@ -153,6 +154,7 @@ class DataParallel:
                 "[smdp] DataParallel: shard_parameters and mixed_precision='fp16' cannot be used together,"
                 " because ranks would scale the loss by what they find in their own shards. Use 'bf16'."
             )
+        options_of_ddp = _options_of(accelerator)
         shards = ShardedModels(options, group, self._memory.dtype)
         shards.change(accelerator)
         plain, prepare_optimizer = accelerator.prepare_model, accelerator.prepare_optimizer
@@ -173,7 +175,7 @@ class DataParallel:
                 return plain(model, device_placement, evaluation_mode)
             prepared = plain(model, device_placement, evaluation_mode=True)
             self._memory.change(prepared, is_sharded=True)
-            return shards.shard(prepared, beside, **_options_of(accelerator))
+            return shards.shard(prepared, beside, **options_of_ddp)
 
         def prepare_any_optimizer(optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
             if getattr(optimizer, "_is_accelerate_prepared", False):
@@ -192,6 +194,11 @@ def _options_of(accelerator: Accelerator) -> dict[str, Any]:
     handler = accelerator.ddp_handler
     if handler is None:
         return {}
+    if handler.comm_hook != DDPCommunicationHookType.NO:
+        raise ValueError(
+            f"[smdp] DataParallel: shard_parameters and comm_hook={handler.comm_hook.value!r} cannot be used"
+            " together, because shards travel uncompressed. Use shard_optimizer in place of shard_parameters."
+        )
     return {
         "unused_parameters": bool(handler.find_unused_parameters),
         "broadcast_buffers": bool(handler.broadcast_buffers),

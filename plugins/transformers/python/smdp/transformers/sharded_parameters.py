@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformers import TrainingArguments
+from transformers.training_args import ParallelMode
 
 
 def check_arguments(args: TrainingArguments) -> None:
@@ -54,6 +55,16 @@ def _contradictions(args: Any) -> Iterator[tuple[str, bool, str]]:
         "accelerator_config.even_batches=False",
         args.accelerator_config.even_batches is False,
         "ranks without a batch could not gather parameters for the others. Remove it.",
+    )
+    yield (
+        "ddp_bucket_cap_mb",
+        args.ddp_bucket_cap_mb is not None,
+        "gradients are sent unit by unit, not in buckets. Remove it.",
+    )
+    yield (
+        "ddp_backend='smddp'",
+        args.parallel_mode == ParallelMode.SAGEMAKER_DATA_PARALLEL,
+        "the Trainer then wraps the model in DDP itself. Use ddp_backend='smdp'.",
     )
     yield (
         "ddp_static_graph",

@@ -28,6 +28,8 @@ from smdp.transformers.started_processes import check_started
 
 # Batches are compared now and then, which is enough because diverged random generators stay diverged.
 _COMPARED_EVERY = 16
+# Arguments that DataParallel has as well.
+_OWN = ("shard_optimizer", "recompute", "offload", "precision")
 
 _TRAINER = Wording(
     split="the Trainer",
@@ -158,8 +160,15 @@ class ModelParallel(Plugin):
         if isinstance(other, ModelParallel):
             return "there are two ModelParallel plugins, but a model can be split only once"
         if isinstance(other, DataParallel) and other.changed:
-            if other.changed == ["shard_optimizer"]:
-                return "replicas of a pipeline share one optimizer; pass shard_optimizer to ModelParallel"
+            moved = [name for name in other.changed if name in _OWN]
+            if moved:
+                names = ", ".join(moved)
+                return f"stages and their optimizer are those of ModelParallel; pass {names} to ModelParallel"
+            if "shard_parameters" in other.changed:
+                return (
+                    "each rank of a pipeline keeps the parameters of its own stages only; pass"
+                    " shard_optimizer to ModelParallel in place of shard_parameters"
+                )
             return (
                 f"replicas of a pipeline do not support {', '.join(other.changed)} when they average their"
                 " gradients; pass DataParallel() without arguments"
