@@ -126,7 +126,10 @@ def fitted() -> None:
     assert scaled[0] == scaled[1]
 
     for refused, words in (
-        (TwoOptimizers(), r"returned 2 optimizers \(SGD, SGD\), but shard_optimizer supports one"),
+        (
+            TwoOptimizers(),
+            r"returned 2 optimizers \(SGD, SGD\), but shard_optimizer and precision support one",
+        ),
         (WholeSteps(), r"\[smdp\] ShardedOptimizer: .*LBFGS"),
     ):
         by_hand = {"accumulate_grad_batches": 1, "gradient_clip_val": None}

@@ -83,6 +83,8 @@ def weights_hash(module: torch.nn.Module) -> str:
 
     digest = hashlib.sha256()
     for parameter in module.state_dict().values():
+        if hasattr(parameter, "full_tensor"):  # shards
+            parameter = parameter.full_tensor()
         digest.update(parameter.detach().float().contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -8,6 +8,7 @@ from typing import Any
 import language_model as lm
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from transformers_spawn import run
 
 from smdp.torch import DistributedDataParallel, ShardedOptimizer
@@ -16,7 +17,7 @@ from smdp.torch import DistributedDataParallel, ShardedOptimizer
 class Loop:
     """A script's loop, with what `prepare()` has returned."""
 
-    def __init__(self, shard_optimizer: bool | str, seed: int = 0) -> None:
+    def __init__(self, shard_optimizer: bool | str = False, seed: int = 0, **options: Any) -> None:
         from accelerate import Accelerator
         from accelerate.utils import InitProcessGroupKwargs
 
@@ -27,7 +28,8 @@ class Loop:
             gradient_accumulation_steps=2,
             kwargs_handlers=[InitProcessGroupKwargs(backend="smdp")],
         )
-        DataParallel(bucket_cap_mb=1, shard_optimizer=shard_optimizer).apply(self.accelerator)
+        given = options or {"bucket_cap_mb": 1, "shard_optimizer": shard_optimizer}
+        DataParallel(**given).apply(self.accelerator)
         model = lm.model()
         if seed:
             torch.manual_seed(seed)
@@ -54,6 +56,11 @@ class Loop:
             self.scheduler.get_last_lr(),
             lm.weights_hash(self.accelerator.unwrap_model(self.model)),
         ]
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """The weights, gathered from shards if there are any."""
+        state = self.accelerator.unwrap_model(self.model).state_dict()
+        return {key: one.full_tensor() if isinstance(one, DTensor) else one for key, one in state.items()}
 
 
 def looped() -> None:

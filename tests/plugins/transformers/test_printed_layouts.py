@@ -1,8 +1,9 @@
-"""What `smdp plan --emit python` prints trains: layouts that use every feature, on real ranks."""
+"""What `smdp plan --emit` prints trains: layouts that use every feature, on real ranks."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(layout: dict[str, Any], folder: str) -> None:
+def train(layout: dict[str, Any], form: str, folder: str) -> None:
     """Is one rank: runs the script, and writes its last loss."""
     import torch
     import torch.distributed as dist
@@ -54,17 +55,30 @@ def train(layout: dict[str, Any], folder: str) -> None:
 
     batches = ({"input_ids": tokens, "labels": tokens} for _ in range(4))
     ranks = one.pipeline * one.tensor * one.data
-    script = snippet.python(one, Cluster(ranks_per_host=ranks, cores_per_host=2), f"disk:{folder}")
-    names: dict[str, Any] = {"make_model": make_model, "batches": batches}
+    cluster = Cluster(ranks_per_host=ranks, cores_per_host=2)
+    if form == "trainer":
+        script = snippet.trainer(one, cluster, f"disk:{folder}")
+        rows = [{"input_ids": row, "labels": row} for row in tokens.repeat(one.data, 1)]
+        names: dict[str, Any] = {"model": make_model(), "data": rows}
+        os.chdir(folder)
+        exec(script, names)
+        trainer = names["trainer"]
+        loss = trainer.evaluate(rows)["eval_loss"]
+        Path(folder, f"{trainer.args.process_index}.json").write_text(json.dumps(loss))
+        dist.destroy_process_group()
+        return
+    script = snippet.python(one, cluster, f"disk:{folder}")
+    names = {"make_model": make_model, "batches": batches}
     exec(script, names)
     whole = 1 if one.pipeline > 1 else one.microbatches
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(whole * float(names["loss"])))
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("form", ["python", "trainer"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_printed_layout_trains(name: str, tmp_path: Path) -> None:
-    layout = LAYOUTS[name]
+def test_printed_layout_trains(name: str, form: str, tmp_path: Path) -> None:
+    layout = {**LAYOUTS[name], **({"sequence_parallel": False} if form == "trainer" else {})}
     ranks = layout.get("pipeline", 1) * layout.get("tensor", 1) * layout.get("data", 1)
     command = [
         sys.executable,
@@ -75,14 +89,15 @@ def test_printed_layout_trains(name: str, tmp_path: Path) -> None:
         str(ranks),
         __file__,
         json.dumps(layout),
+        form,
         str(tmp_path),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
-    # ln(64) = 4.16 before training; four steps of AdamW at 1e-4 have begun to learn the batch.
-    assert all(3.9 < loss < 4.25 for loss in losses) and max(losses) - min(losses) < 1e-3
+    # ln(64) = 4.16 before training; a few steps of AdamW have begun to learn the batch.
+    assert all(3.7 < loss < 4.25 for loss in losses) and max(losses) - min(losses) < 1e-3, losses
 
 
 if __name__ == "__main__":
-    train(json.loads(sys.argv[1]), sys.argv[2])
+    train(json.loads(sys.argv[1]), *sys.argv[2:])

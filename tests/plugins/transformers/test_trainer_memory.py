@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import language_model as lm
 import model_parallel_trainers as mp
@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers import TrainerCallback
 from transformers_spawn import run
 
 import smdp.accelerate
@@ -31,6 +32,16 @@ def trained(plugin: Any, folder: str, resumed: str | None = None, **options: Any
 
 def result(done: Any) -> list[Any]:
     return [mp.numbers(done), lm.weights_hash(done.model_wrapped)]
+
+
+class MeasuresAll(TrainerCallback):
+    """Looks at the gradients between the batches of a step."""
+
+    norms: ClassVar[list[float]] = []
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        optimizer = given["optimizer"].optimizer
+        self.norms.append(optimizer.clip_master_grads(1e9))
 
 
 def disk() -> str:
@@ -59,6 +70,14 @@ def trains_in_16_bits(make: Any) -> None:
         saved = os.path.join(low.args.output_dir, "checkpoint-2")
         again = trained(make(precision=precision), "again", saved, max_grad_norm=0, save_strategy="no")
         assert lm.weights_hash(again.model_wrapped) == expected
+    if mp.stages() > 1:
+        measured = mp.trainer(
+            mp.arguments("measured", **{**SAVING, "max_grad_norm": 0, "gradient_accumulation_steps": 2}),
+            plugins=[make(precision="fp16")],
+            callbacks=[MeasuresAll()],
+        )
+        measured.train()
+        assert len(MeasuresAll.norms) == SAVING["max_steps"] and all(MeasuresAll.norms)
     clipped = trained(make(precision="bf16"), "clipped", max_grad_norm=0.01, save_strategy="no")
     assert mp.numbers(clipped)[1][0] == pytest.approx(mp.numbers(plain)[1][0], rel=0.02)
 

@@ -65,15 +65,23 @@ def test_arguments_of_the_trainer() -> None:
     text = snippet.trainer(rows, CPUS)
     assert 'DataParallel(precision="bf16", shard_optimizer=True)' in text
     assert "gradient_accumulation_steps=2" in text
+    for more, printed in (
+        ({"sharding": "zero3"}, "shard_parameters=8)"),
+        ({"sharding": "zero3", "sharding_degree": 4}, "shard_parameters=4)"),
+        ({"sharding": "zero2"}, 'shard_parameters={"degree": 8, "reshard_after_forward": False})'),
+        ({"sharding": "zero1", "sharding_degree": 4}, 'shard_optimizer="host")'),
+        (
+            {"sharding": "zero1", "offload_optimizer": True},
+            'shard_optimizer={"scope": "world", "offload": "disk:/scratch"})',
+        ),
+    ):
+        text = snippet.trainer(of(data=8, **more), CPUS, DISK)
+        assert f"DataParallel({printed}" in text, text
+        assert calls(text)
     for one in (pipe, rows):
         assert calls(snippet.trainer(one, CPUS))
-    for more, what in (
-        ({"tensor": 2, "sequence_parallel": True}, "sequence parallelism"),
-        ({"data": 8, "sharding": "zero3"}, "sharded parameters"),
-        ({"data": 8, "sharding": "zero1", "offload_optimizer": True}, "optimizer states on a disk"),
-    ):
-        with pytest.raises(ValueError, match=f"the Trainer has no argument for {what}"):
-            snippet.trainer(of(**more), CPUS)
+    with pytest.raises(ValueError, match="the Trainer has no argument for sequence parallelism"):
+        snippet.trainer(of(tensor=2, sequence_parallel=True), CPUS)
 
 
 @pytest.mark.parametrize(

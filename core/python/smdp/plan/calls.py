@@ -30,7 +30,9 @@ CALLS: Mapping[str, frozenset[str]] = {
         }
     ),
     "smdp.torch.tensor_parallel": frozenset({"degree", "sequence_parallel"}),
-    "smdp.transformers.DataParallel": frozenset({"shard_optimizer", "recompute", "offload", "precision"}),
+    "smdp.transformers.DataParallel": frozenset(
+        {"shard_optimizer", "shard_parameters", "recompute", "offload", "precision"}
+    ),
     "smdp.transformers.ModelParallel": frozenset(
         {
             "stages",
@@ -79,4 +81,6 @@ def call(name: str, *positional: str, **keywords: object) -> str:
 def _literal(value: object) -> str:
     if isinstance(value, str) and not isinstance(value, Code):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(each)}" for key, each in value.items()) + "}"
     return str(value)

@@ -150,14 +150,19 @@ def _loop(one: Candidate, device: str) -> list[str]:
 
 def missing_in_trainer(one: Candidate) -> str | None:
     """Returns the part of a layout for which the Trainer's plugins have no argument, or None."""
-    for is_missing, what in (
-        (one.sequence_parallel, "sequence parallelism"),
-        (one.sharding in ("zero2", "zero3"), f"sharded parameters ({one.sharding})"),
-        (one.offload_optimizer, "optimizer states on a disk"),
-    ):
-        if is_missing:
-            return what
-    return None
+    return "sequence parallelism" if one.sequence_parallel else None
+
+
+def _sharded_optimizer(one: Candidate, offload: str) -> object:
+    scope = "host" if one.sharding_degree else "world"
+    if one.offload_optimizer:
+        return {"scope": scope, "offload": offload}
+    return scope if one.sharding_degree else True
+
+
+def _sharded_parameters(one: Candidate) -> object:
+    degree = one.sharding_degree or one.data
+    return degree if one.sharding == "zero3" else {"degree": degree, "reshard_after_forward": False}
 
 
 def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
@@ -178,7 +183,7 @@ def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
         "recompute": _recompute(one),
         "offload": offload if one.offload_activations else None,
         "precision": one.precision if one.precision in _DTYPES else None,
-        "shard_optimizer": ("host" if one.sharding_degree else True) if one.sharding == "zero1" else None,
+        "shard_optimizer": _sharded_optimizer(one, offload) if one.sharding == "zero1" else None,
     }
     if is_divided:
         name, size = "ModelParallel", one.microbatches * one.microbatch_size
@@ -194,7 +199,8 @@ def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
         )
     else:
         name, size = "DataParallel", one.microbatch_size
-        plugin = call("smdp.transformers.DataParallel", **both)
+        shards = _sharded_parameters(one) if one.sharding in ("zero2", "zero3") else None
+        plugin = call("smdp.transformers.DataParallel", **both, shard_parameters=shards)
     sizes = f"per_device_train_batch_size={size}"
     if not is_divided and one.microbatches > 1:
         sizes += f", gradient_accumulation_steps={one.microbatches}"

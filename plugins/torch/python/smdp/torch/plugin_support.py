@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smdp.torch.pipelining.tensors.slicing import batch_size as batch_size
     from smdp.torch.pipelining.tensors.slicing import cut as cut
     from smdp.torch.pipelining.units.wording import Wording as Wording
+    from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
     from smdp.torch.precision.loss_scales import DynamicLossScale as DynamicLossScale
     from smdp.torch.precision.lowered_model import lower_precision as lower_precision
     from smdp.torch.precision.mixed_precision import MixedPrecision as MixedPrecision
@@ -52,7 +53,13 @@ if TYPE_CHECKING:
     )
     from smdp.torch.recompute.policies import Policy as Policy
     from smdp.torch.recompute.policies import read_policy as read_policy
-    from smdp.torch.sharding.asked_scope import asked_scope as asked_scope
+    from smdp.torch.sharded_parameters.asked_shards import asked_shards as asked_shards
+    from smdp.torch.sharded_parameters.gathered_states import GatheredStates as GatheredStates
+    from smdp.torch.sharded_parameters.gathered_states import whole_values as whole_values
+    from smdp.torch.sharded_parameters.sharded_data_parallel import (
+        ShardedDataParallel as ShardedDataParallel,
+    )
+    from smdp.torch.sharding.asked_sharding import asked_sharding as asked_sharding
     from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
 
 _MODULES = {
@@ -74,6 +81,7 @@ _MODULES = {
     "pipelining.tensors.random_streams": {"KeptState"},
     "pipelining.tensors.slicing": {"batch_size", "cut"},
     "pipelining.units.wording": {"Wording"},
+    "precision.clipping": {"clip_grad_norm_"},
     "precision.loss_scales": {"DynamicLossScale"},
     "precision.lowered_model": {"lower_precision"},
     "precision.mixed_precision": {"MixedPrecision"},
@@ -83,7 +91,10 @@ _MODULES = {
     "process_group.tensors": {"dtype_code", "reduction"},
     "recompute.checkpoint_activations": {"checkpoint_activations"},
     "recompute.policies": {"Policy", "read_policy"},
-    "sharding.asked_scope": {"asked_scope"},
+    "sharded_parameters.asked_shards": {"asked_shards"},
+    "sharded_parameters.gathered_states": {"GatheredStates", "whole_values"},
+    "sharded_parameters.sharded_data_parallel": {"ShardedDataParallel"},
+    "sharding.asked_sharding": {"asked_sharding"},
     "sharding.sharded_optimizer": {"ShardedOptimizer"},
 }
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.utils import DDPCommunicationHookType
 from torch import nn
 from torch.optim import Optimizer
 
 from smdp.accelerate.memory_options import MemoryOptions
+from smdp.accelerate.sharded_models import ShardedModels, writes
 from smdp.accelerate.sharded_optimizers import ShardedOptimizers
 from smdp.accelerate.wrapped_models import PreparedModels, wrap_model
-from smdp.torch.plugin_support import ProcessGroupSmdp, asked_scope, check_reducer_options
+from smdp.torch.plugin_support import ProcessGroupSmdp, asked_sharding, asked_shards, check_reducer_options
 
 
 class DataParallel:
@@ -28,13 +31,21 @@ class DataParallel:
         topk_momentum: The momentum that "topk" applies. Set it to the optimizer's momentum, and set the
             optimizer's to 0.
         shard_optimizer: Whether to keep the state of each optimizer once for all ranks (True), once per host
-            ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
+            ("host"), as smdp chooses ("auto"), or on every rank (False). A mapping has
+            arguments of `smdp.torch.ShardedOptimizer`: `scope`, `share_parameters`, `offload`.
+        shard_parameters: Whether to distribute parameters, gradients and the optimizer's state over the ranks
+            of a host if there are several hosts, otherwise over all ranks (True), or over this number of
+            ranks. A mapping has arguments of `smdp.torch.ShardedDataParallel`: `degree`,
+            `persistence_threshold`, `max_live_parameters`, `reshard_after_forward`. Pass model and
+            optimizer to the same `prepare()`, or create the optimizer afterwards. Rank 0 gathers the whole
+            model for checkpoints.
         recompute: Which activations backward computes again; a policy of
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
             `smdp.torch.offload_activations()`. Default: in memory.
         precision: "bf16" or "fp16": parameters and gradients have 16 bits, the optimizer keeps masters; see
-            `smdp.torch.MixedPrecision`. Default: the dtype of the model.
+            `smdp.torch.MixedPrecision`. With `shard_parameters`, shards keep 32 bits, and "bf16" is the dtype
+            in which they are gathered. Default: the dtype of the model.
 
     Raises:
         ValueError: An argument is not valid.
@@ -52,7 +63,8 @@ class DataParallel:
         *,
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
-        shard_optimizer: bool | str = False,
+        shard_optimizer: bool | str | Mapping[str, Any] = False,
+        shard_parameters: bool | int | Mapping[str, Any] = False,
         recompute: Any = None,
         offload: str | None = None,
         precision: str | None = None,
@@ -60,7 +72,7 @@ class DataParallel:
         check_reducer_options(
             "DataParallel", compression, bucket_cap_mb, topk_ratio=topk_ratio, topk_momentum=topk_momentum
         )
-        self._scope = asked_scope("DataParallel", shard_optimizer)
+        self._sharding = asked_sharding("DataParallel", shard_optimizer)
         self._memory = MemoryOptions("DataParallel", recompute, offload, precision)
         self._options = {
             "compression": compression,
@@ -68,6 +80,10 @@ class DataParallel:
             "topk_momentum": topk_momentum,
             **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
         }
+        defaults = {"compression": "none", "topk_ratio": 0.01, "topk_momentum": 0.0, "shard_optimizer": False}
+        values = {**self._options, "shard_optimizer": shard_optimizer, **self._memory.given}
+        others = {name: value for name, value in values.items() if value != defaults.get(name)}
+        self._shard_options = asked_shards("DataParallel", shard_parameters, others)
 
     def apply(self, accelerator: Accelerator) -> None:
         """Changes what `prepare()` and `save_state()` of an Accelerator do. Call it before `prepare()`.
@@ -82,10 +98,13 @@ class DataParallel:
                 f"[smdp] DataParallel: the Accelerator's backend is {accelerator.state.backend!r}; it must be"
                 " 'smdp'. Pass kwargs_handlers=[InitProcessGroupKwargs(backend=\"smdp\")] to it."
             )
+        if self._shard_options is not None and group is not None:
+            self._apply_shards(accelerator, group, self._shard_options)
+            return
         models = PreparedModels()
         sharded = None
-        if group is not None and self._scope is not None:
-            sharded = ShardedOptimizers(self._scope, models, self._memory.master_dtype)
+        if group is not None and self._sharding is not None:
+            sharded = ShardedOptimizers(self._sharding, models, self._memory.master_dtype)
         prepare = accelerator.prepare_model
 
         def prepare_model(
@@ -122,8 +141,65 @@ class DataParallel:
         collecting = sharded
 
         def collect(models: list[nn.Module], *_: Any) -> None:
-            everywhere = accelerator.project_configuration.save_on_each_node
-            writes = accelerator.is_local_main_process if everywhere else accelerator.is_main_process
-            collecting.collect(models, writes)
+            collecting.collect(models, writes(accelerator))
 
         accelerator.register_save_state_pre_hook(collect)
+
+    def _apply_shards(
+        self, accelerator: Accelerator, group: ProcessGroupSmdp, options: Mapping[str, Any]
+    ) -> None:
+        """Makes `prepare()` shard the parameters of models, and give the shards to optimizers."""
+        if accelerator.mixed_precision == "fp16":
+            raise ValueError(
+                "[smdp] DataParallel: shard_parameters and mixed_precision='fp16' cannot be used together,"
+                " because ranks would scale the loss by what they find in their own shards. Use 'bf16'."
+            )
+        options_of_ddp = _options_of(accelerator)
+        shards = ShardedModels(options, group, self._memory.dtype)
+        shards.change(accelerator)
+        plain, prepare_optimizer = accelerator.prepare_model, accelerator.prepare_optimizer
+        prepare_all = accelerator.prepare
+        beside: list[Optimizer] = []  # the optimizers that prepare() gets with the model
+
+        def prepare(*objects: Any, **options: Any) -> Any:
+            beside[:] = [one for one in objects if isinstance(one, Optimizer)]
+            try:
+                return prepare_all(*objects, **options)
+            finally:
+                beside.clear()
+
+        def prepare_model(
+            model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+        ) -> nn.Module:
+            if evaluation_mode or shards.wrapper_of(model) is not None:
+                return plain(model, device_placement, evaluation_mode)
+            prepared = plain(model, device_placement, evaluation_mode=True)
+            self._memory.change(prepared, is_sharded=True)
+            return shards.shard(prepared, beside, **options_of_ddp)
+
+        def prepare_any_optimizer(optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
+            if getattr(optimizer, "_is_accelerate_prepared", False):
+                return prepare_optimizer(optimizer, device_placement)
+            shards.gather_states(optimizer)
+            return prepare_optimizer(optimizer, device_placement=False)
+
+        accelerator.prepare = prepare
+        accelerator.prepare_model = prepare_model
+        accelerator.prepare_optimizer = prepare_any_optimizer
+        accelerator.register_save_state_pre_hook(lambda *_: shards.collect(writes(accelerator)))
+
+
+def _options_of(accelerator: Accelerator) -> dict[str, Any]:
+    """Returns the arguments of ShardedDataParallel that the Accelerator's options for DDP ask for."""
+    handler = accelerator.ddp_handler
+    if handler is None:
+        return {}
+    if handler.comm_hook != DDPCommunicationHookType.NO:
+        raise ValueError(
+            f"[smdp] DataParallel: shard_parameters and comm_hook={handler.comm_hook.value!r} cannot be used"
+            " together, because shards travel uncompressed. Use shard_optimizer in place of shard_parameters."
+        )
+    return {
+        "unused_parameters": bool(handler.find_unused_parameters),
+        "broadcast_buffers": bool(handler.broadcast_buffers),
+    }

@@ -91,9 +91,15 @@ class MemoryOptions:
                 " the training arguments recompute the same activations twice. Use one of them."
             )
 
-    def change(self, model: nn.Module) -> None:
-        """Applies the options to a model that is not wrapped yet."""
-        self.lower(model)
+    def change(self, model: nn.Module, *, is_sharded: bool = False) -> None:
+        """Applies the options to a model that is not wrapped yet.
+
+        Args:
+            model: The model.
+            is_sharded: Whether its parameters will be sharded, which keeps the dtype of the shards.
+        """
+        if not is_sharded:
+            self.lower(model)
         if self.recompute is not None:
             checkpoint_activations(model, self.recompute)
         if self.offload is not None and not is_offloaded(model):

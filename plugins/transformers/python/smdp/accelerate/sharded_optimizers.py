@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,13 +18,15 @@ class ShardedOptimizers:
     """Distributes the state of optimizers over the ranks that average the gradients of their models.
 
     Args:
-        scope: Which ranks share a state; see ShardedOptimizer.
+        options: Keyword arguments of ShardedOptimizer.
         models: Those whose gradients are averaged.
         master_dtype: The dtype of the masters of 16-bit parameters, or None for no masters.
     """
 
-    def __init__(self, scope: str, models: PreparedModels, master_dtype: torch.dtype | None = None) -> None:
-        self._scope = scope
+    def __init__(
+        self, options: Mapping[str, Any], models: PreparedModels, master_dtype: torch.dtype | None = None
+    ) -> None:
+        self._options = options
         self._master_dtype = master_dtype
         self._models = models
         self._optimizers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[_Saved]] = (
@@ -39,7 +41,7 @@ class ShardedOptimizers:
         """
         model = self._models.model_of(optimizer, "shard_optimizer")
         assert isinstance(model, DistributedDataParallel)
-        sharded = _Saved(optimizer, model, self._scope, master_dtype=self._master_dtype)
+        sharded = _Saved(optimizer, model, master_dtype=self._master_dtype, **self._options)
         self._optimizers[model.module] = weakref.ref(sharded)
         return sharded
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -16,20 +16,24 @@ from transformers import Trainer, TrainingArguments
 
 import smdp
 from smdp.accelerate.memory_options import MemoryOptions
+from smdp.accelerate.sharded_models import ShardedModels
 from smdp.accelerate.sharded_optimizers import ShardedOptimizers
 from smdp.accelerate.wrapped_models import PreparedModels, wrap_model, wrapped_in
 from smdp.torch.plugin_support import (
     ProcessGroupSmdp,
-    asked_scope,
+    asked_sharding,
+    asked_shards,
     check_reducer_options,
     on_every_rank,
     timeout_of_world,
     watch,
+    whole_values,
 )
 from smdp.transformers.gradient_numbers import GradientNumbers
 from smdp.transformers.other_parallelism import asked_for
 from smdp.transformers.plugin import Plugin, described_by
 from smdp.transformers.residuals import load_residuals, save_residuals
+from smdp.transformers.sharded_parameters import check_arguments, options_of
 from smdp.transformers.started_processes import check_started
 
 
@@ -51,14 +55,21 @@ class DataParallel(Plugin):
         preemption: Whether to save a checkpoint on SIGTERM. When one rank receives the signal, all ranks save
             after the same step and exit with code 75.
         shard_optimizer: Whether to keep the optimizer's state once for all ranks (True), once per host
-            ("host"), as smdp chooses ("auto"), or on every rank (False). See `smdp.torch.ShardedOptimizer`.
-            Checkpoints have the whole state.
+            ("host"), as smdp chooses ("auto"), or on every rank (False). A mapping has
+            arguments of `smdp.torch.ShardedOptimizer`: `scope`, `share_parameters`, `offload`. Checkpoints
+            have the whole state.
+        shard_parameters: Whether to distribute parameters, gradients and the optimizer's state over the ranks
+            of a host if there are several hosts, otherwise over all ranks (True), or over this number of
+            ranks. A mapping has arguments of `smdp.torch.ShardedDataParallel`: `degree`,
+            `persistence_threshold`, `max_live_parameters`, `reshard_after_forward`. Rank 0 gathers
+            the whole model for checkpoints.
         recompute: Which activations backward computes again; a policy of
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
             `smdp.torch.offload_activations()`. Default: in memory.
         precision: "bf16" or "fp16": parameters and gradients have 16 bits, the optimizer keeps masters; see
-            `smdp.torch.MixedPrecision`. Default: the dtype of the model.
+            `smdp.torch.MixedPrecision`. With `shard_parameters`, shards keep 32 bits, and "bf16" is the dtype
+            in which they are gathered. Default: the dtype of the model.
 
     Raises:
         ValueError: An argument is not valid.
@@ -79,7 +90,8 @@ class DataParallel(Plugin):
         topk_ratio: float = 0.01,
         topk_momentum: float = 0.0,
         preemption: bool = True,
-        shard_optimizer: bool | str = False,
+        shard_optimizer: bool | str | Mapping[str, Any] = False,
+        shard_parameters: bool | int | Mapping[str, Any] = False,
         recompute: Any = None,
         offload: str | None = None,
         precision: str | None = None,
@@ -93,7 +105,7 @@ class DataParallel(Plugin):
             "topk_momentum": topk_momentum,
             **({} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}),
         }
-        self._scope = asked_scope("DataParallel", shard_optimizer)
+        self._sharding = asked_sharding("DataParallel", shard_optimizer)
         self._memory = MemoryOptions("DataParallel", recompute, offload, precision)
         if not isinstance(preemption, bool):
             raise ValueError(f"[smdp] DataParallel: preemption is {preemption!r}; it must be True or False.")
@@ -110,23 +122,30 @@ class DataParallel(Plugin):
             "bucket_cap_mb": bucket_cap_mb is not None,
             "algorithm": algorithm is not None,
             "trace": trace is not None,
-            "shard_optimizer": self._scope is not None,
+            "shard_optimizer": self._sharding is not None,
+            "shard_parameters": shard_parameters is not False,
             **{name: value is not None for name, value in self._memory.given.items()},
         }
         self.changed = [name for name, is_changed in given.items() if is_changed]
         # Ranks may write traces to different folders, so the folder is not compared.
         where = None if trace is None else "..."
+        values = {**self._options, **self._memory.given, "shard_optimizer": shard_optimizer}
+        others = {name: value for name, value in values.items() if name in self.changed}
+        self._shard_options = asked_shards("DataParallel", shard_parameters, others)
         self._agreed = {
             **self._options,
             "algorithm": algorithm,
             "trace": where,
             "preemption": preemption,
             "shard_optimizer": shard_optimizer,
+            "shard_parameters": shard_parameters,
             **self._memory.given,
         }
         self.preemption = preemption
         self._group: Any = None
         self._sharded: ShardedOptimizers | None = None
+        self._shards: ShardedModels | None = None
+        self._wrapper: nn.Module | None = None  # kept until the Trainer has it
         self._models = PreparedModels()
         self._numbers = GradientNumbers()
 
@@ -157,15 +176,17 @@ class DataParallel(Plugin):
                     f"[smdp] the plugin DataParallel and {asked} cannot be used together, because {name}"
                     " averages gradients itself. Remove one of them."
                 )
-        if self._scope is not None and args.auto_find_batch_size:
+        if self._sharding is not None and args.auto_find_batch_size:
             raise ValueError(
                 "[smdp] DataParallel: shard_optimizer and auto_find_batch_size cannot be used together,"
                 " because a sharded optimizer stays with the model that was wrapped first. Set"
                 " per_device_train_batch_size."
             )
         check_started("DataParallel", args)
+        if self._shard_options is not None:
+            check_arguments(args)
         self._memory.check(asked_precision(args), is_checkpointed(args))
-        self._group = self._sharded = None
+        self._group = self._sharded = self._shards = self._wrapper = None
         self._models = PreparedModels()
         if args.world_size == 1 or not dist.is_initialized():
             return
@@ -175,13 +196,49 @@ class DataParallel(Plugin):
             self._group = default
         else:
             self._group = _group_of(self._variables, _timeout(args))
-        if self._scope is not None:
-            self._sharded = ShardedOptimizers(self._scope, self._models, self._memory.master_dtype)
+        if self._sharding is not None:
+            self._sharded = ShardedOptimizers(self._sharding, self._models, self._memory.master_dtype)
+        if self._shard_options is not None:
+            self._shards = ShardedModels(self._shard_options, self._group, self._memory.dtype)
+
+    def change_accelerator(self, trainer: Trainer) -> None:
+        """Makes the Accelerator unwrap and clip models whose parameters are sharded."""
+        if self._shards is not None:
+            self._shards.change(trainer.accelerator)
+
+    @property
+    def gives_memory(self) -> bool:  # type: ignore[override]
+        """Whether parameters are sharded, which gives memory to this rank's shards."""
+        return self._shards is not None
+
+    def place_model(self, trainer: Trainer, loader: Any) -> None:
+        """Shards the model if it has no memory."""
+        if any(parameter.is_meta for parameter in trainer.model.parameters()):
+            self._shard(trainer)
+
+    def make_optimizer(self, trainer: Trainer, make: Callable[[], Optimizer]) -> Optimizer:
+        """Creates the Trainer's optimizer of this rank's shards, or gives them to the user's optimizer."""
+        self._shard(trainer)
+        return make()
+
+    def _shard(self, trainer: Trainer) -> None:
+        if self._shards is None or self._shards.wrapper_of(trainer.model) is not None:
+            return
+        self._memory.change(trainer.model, is_sharded=True)
+        optimizers = [] if trainer.optimizer is None else [trainer.optimizer]
+        options = {"device": trainer.args.device, **options_of(trainer.args)}
+        with _environment(self._variables):
+            self._wrapper = self._shards.shard(trainer.model, optimizers, **options)
 
     def wrap_model(
         self, trainer: Trainer, prepare: Callable[..., nn.Module], model: nn.Module, **options: Any
     ) -> nn.Module:
         """Lets Accelerate wrap the model in smdp's class instead of torch's DDP."""
+        wrapper = None if self._shards is None else self._shards.wrapper_of(model)
+        if wrapper is not None:
+            trainer._mixed_mesh_grads = False  # the Accelerator clips shards of any meshes
+            prepare(wrapper.module, **{**options, "evaluation_mode": True, "device_placement": False})
+            return wrapper
         if not getattr(model, "_is_accelerate_prepared", False):
             self._memory.change(model)
         if self._group is None:
@@ -196,12 +253,37 @@ class DataParallel(Plugin):
     ) -> Optimizer:
         """Shards the optimizer's state, and keeps masters of 16-bit parameters, if arguments ask for it."""
         accelerator = trainer.accelerator
+        if self._shards is not None:
+            if not getattr(optimizer, "_is_accelerate_prepared", False):
+                self._shards.gather_states(optimizer)
+            return prepare(optimizer, **{**options, "device_placement": False})
         return self._memory.prepare(accelerator, prepare, optimizer, self._models, self._sharded, **options)
+
+    def predict_step(
+        self, trainer: Trainer, run: Callable[..., Any], model: nn.Module, inputs: Any, loss_only: bool
+    ) -> Any:
+        """Runs the Trainer's prediction step, after which gathered parameters are released."""
+        wrapper = None if self._shards is None else self._shards.wrapper_of(model)
+        return run(model if wrapper is None else wrapper, inputs, loss_only)
+
+    def save_model(self, trainer: Trainer, save: Callable[..., None], folder: str) -> None:
+        """Writes the model as the Trainer does. Ranks that write gather its shards."""
+        if self._shards is None or self._shards.wrapper_of(trainer.model) is None:
+            save()
+        else:
+            save(state_dict=whole_values(trainer.model, is_kept=trainer.args.should_save))
+
+    def load_model(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
+        """Reads the weights of a checkpoint into the model, or into shards if the model has no memory."""
+        self.place_model(trainer, None)
+        load()
 
     def save_state(self, trainer: Trainer, save: Callable[[], None], folder: str) -> None:
         """Adds the whole state of a sharded optimizer and the residuals of compression to a checkpoint."""
         if self._sharded is not None:
             self._sharded.collect([trainer.model], trainer.args.should_save)
+        if self._shards is not None:
+            self._shards.collect(trainer.args.should_save)
         save()
         if (model := wrapped_in(trainer.model_wrapped)) is not None:
             save_residuals(model, folder)
@@ -209,7 +291,8 @@ class DataParallel(Plugin):
     def load_state(self, trainer: Trainer, load: Callable[[], None], folder: str) -> None:
         """Restores the state of the optimizer and the residuals of compression from a checkpoint."""
         # Each rank needs a part of the state, so it does not read the whole file into memory.
-        with nullcontext() if self._sharded is None else serialization.patch({"load.mmap": True}):
+        is_whole = self._sharded is None and self._shards is None
+        with nullcontext() if is_whole else serialization.patch({"load.mmap": True}):
             load()
         if (model := wrapped_in(trainer.model_wrapped)) is not None:
             load_residuals(model, folder)

@@ -15,7 +15,7 @@ from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.offload.pool_file import PoolFile
 from smdp.torch.offload.stores import disk_pool
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
-from smdp.torch.sharding.asked_scope import SCOPES
+from smdp.torch.sharding.asked_sharding import SCOPES
 from smdp.torch.sharding.master_parameters import MasterParameters
 from smdp.torch.sharding.one_dtype import check_dtypes
 from smdp.torch.sharding.shard_layout import ShardLayout, is_dense

@@ -14,7 +14,7 @@ from smdp import pipeline as schedules
 from smdp.accelerate.memory_options import MemoryOptions
 from smdp.accelerate.wrapped_models import PreparedModels
 from smdp.torch import PipelinedModule, ShardedOptimizer
-from smdp.torch.plugin_support import SplitOptions, Wording, asked_scope, check_same_batch, pipeline_of
+from smdp.torch.plugin_support import SplitOptions, Wording, asked_sharding, check_same_batch, pipeline_of
 from smdp.transformers.data_parallel import DataParallel, asked_precision, is_checkpointed
 from smdp.transformers.model_parallel import checkpoint_files, steps
 from smdp.transformers.model_parallel.accelerator import share_batches, take_over
@@ -28,6 +28,8 @@ from smdp.transformers.started_processes import check_started
 
 # Batches are compared now and then, which is enough because diverged random generators stay diverged.
 _COMPARED_EVERY = 16
+# Arguments that DataParallel has as well.
+_OWN = ("shard_optimizer", "recompute", "offload", "precision")
 
 _TRAINER = Wording(
     split="the Trainer",
@@ -63,8 +65,8 @@ class ModelParallel(Plugin):
         preemption: Whether to save a checkpoint on SIGTERM. When one rank receives the signal, all ranks save
             after the same step and exit with code 75.
         shard_optimizer: Whether replicas keep the optimizer's state once for all of them (True), once per
-            host ("host"), as smdp chooses ("auto"), or on every rank (False). See
-            `smdp.torch.ShardedOptimizer`.
+            host ("host"), as smdp chooses ("auto"), or on every rank (False). A mapping
+            has arguments of `smdp.torch.ShardedOptimizer`: `scope`, `share_parameters`, `offload`.
         recompute: Which activations backward computes again; a policy of
             `smdp.torch.checkpoint_activations()`. Default: none.
         offload: Where activations wait for backward, "disk:/DIRECTORY" or "host"; see
@@ -93,7 +95,7 @@ class ModelParallel(Plugin):
         seed: int | None = None,
         example_inputs: Any = None,
         preemption: bool = True,
-        shard_optimizer: bool | str = False,
+        shard_optimizer: bool | str | Mapping[str, Any] = False,
         recompute: Any = None,
         offload: str | None = None,
         precision: str | None = None,
@@ -119,7 +121,7 @@ class ModelParallel(Plugin):
         }
         self._pins = pins
         self._shard_optimizer = shard_optimizer
-        self._scope = asked_scope("ModelParallel", shard_optimizer)
+        self._sharding = asked_sharding("ModelParallel", shard_optimizer)
         self._memory = MemoryOptions("ModelParallel", recompute, offload, precision)
         self.preemption = preemption
         self._stages = stages
@@ -158,8 +160,15 @@ class ModelParallel(Plugin):
         if isinstance(other, ModelParallel):
             return "there are two ModelParallel plugins, but a model can be split only once"
         if isinstance(other, DataParallel) and other.changed:
-            if other.changed == ["shard_optimizer"]:
-                return "replicas of a pipeline share one optimizer; pass shard_optimizer to ModelParallel"
+            moved = [name for name in other.changed if name in _OWN]
+            if moved:
+                names = ", ".join(moved)
+                return f"stages and their optimizer are those of ModelParallel; pass {names} to ModelParallel"
+            if "shard_parameters" in other.changed:
+                return (
+                    "each rank of a pipeline keeps the parameters of its own stages only; pass"
+                    " shard_optimizer to ModelParallel in place of shard_parameters"
+                )
             return (
                 f"replicas of a pipeline do not support {', '.join(other.changed)} when they average their"
                 " gradients; pass DataParallel() without arguments"
@@ -236,12 +245,12 @@ class ModelParallel(Plugin):
         pipe, memory = self._pipe, self._memory
         if self._is_alone:
             return memory.prepare(trainer.accelerator, prepare, optimizer, self._models, None, **options)
-        is_plain = self._scope is None and memory.dtype is None
+        is_plain = self._sharding is None and memory.dtype is None
         if pipe is None or is_plain or getattr(optimizer, "_is_accelerate_prepared", False):
             return prepare(optimizer, **options)
         changed = optimizer
-        if self._scope is not None:
-            changed = ShardedOptimizer(optimizer, pipe, self._scope, master_dtype=memory.master_dtype)
+        if self._sharding is not None:
+            changed = ShardedOptimizer(optimizer, pipe, master_dtype=memory.master_dtype, **self._sharding)
         return memory.prepare_changed(trainer.accelerator, prepare, changed, pipe)
 
     def run_step(

@@ -36,6 +36,7 @@ def train_step(
     scaler = trainer.accelerator.scaler
     optimizer = trainer.optimizer.optimizer  # inside of Accelerate's
     if isinstance(optimizer, MixedPrecision):
+        optimizer.forget_gradients()  # on every rank, because only the last stage scales a loss
         scaler = optimizer
 
     def program(part: Any) -> None:
