@@ -166,7 +166,7 @@ def arguments_and_refusals() -> None:
 
 
 def on_two_ranks() -> None:
-    every_model(tensor_parallel_degree=2)
+    every_model(tensor_parallel_degree=2, microbatches=2)  # of one sample
     arguments_and_refusals()
 
 

@@ -140,9 +140,9 @@ class DistributedAttentionLayer(DistributedModule):
         layout = self.layout
         found = self.inside(
             layout.enter(hidden),
-            entered_mask(mask, layout, hidden),
+            entered_mask(mask, layout, hidden.shape[0]),
             None if cross is None else layout.enter(cross),
-            entered_mask(positions, layout, hidden),
+            entered_mask(positions, layout, hidden.shape[0]),
         )
         return layout.leave(found)
 
@@ -180,9 +180,15 @@ class DistributedAttentionLayer(DistributedModule):
         return dropout(output, self.hidden_dropout_prob, is_slice=self.layout.is_split)
 
 
-def entered_mask(mask: Tensor | None, layout: Layout, hidden: Tensor) -> Tensor | None:
-    """Returns the mask, or positions, of the samples of all ranks; one row for all samples stays."""
-    if mask is None or mask.ndim == 0 or (mask.shape[0] == 1 and hidden.shape[0] != 1):
+def entered_mask(mask: Tensor | None, layout: Layout, samples: int) -> Tensor | None:
+    """Returns the mask, or positions, of the samples of all ranks; one row for all samples stays.
+
+    Args:
+        mask: That of this rank's samples.
+        layout: The layout of activations.
+        samples: The number of this rank's samples.
+    """
+    if mask is None or mask.ndim == 0 or (mask.shape[0] == 1 and samples != 1):
         return mask
     return layout.enter_whole(mask)
 

@@ -154,7 +154,8 @@ class DistributedTransformerLayer(DistributedModule):
         half = len(given) // 2
         hidden, states, masks = given[0], given[1:half], given[half:]
         if place.enters_others:
-            masks = tuple(entered_mask(each, layout, hidden) for each in masks)
+            samples = hidden.shape[0] if place.enters else layout.own_samples(hidden)
+            masks = tuple(entered_mask(each, layout, samples) for each in masks)
             states = tuple(layout.enter(each) for each in states)
         if place.enters:
             hidden = layout.enter(hidden)
