@@ -54,7 +54,7 @@ def command(launcher: str, script: Path, ranks: int) -> list[str]:
 
 
 def start(
-    launcher: str, script: str, *arguments: str, ranks: int = 2, **variables: str
+    launcher: str, script: str, *arguments: str, ranks: int = 2, seconds: float = 110, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a script on two ranks, on the CPU; by torchrun's variables only on two."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SMDP_", "SM_"))}
@@ -66,13 +66,15 @@ def start(
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=110 if ranks <= 2 else 300,
+            timeout=seconds,
         )
 
 
-def check(launcher: str, script: str, *arguments: str, ranks: int = 2, **variables: str) -> None:
+def check(
+    launcher: str, script: str, *arguments: str, ranks: int = 2, seconds: float = 110, **variables: str
+) -> None:
     """It ends well, on all ranks, which are equal, and has learned something."""
-    done = start(launcher, script, *arguments, ranks=ranks, **variables)
+    done = start(launcher, script, *arguments, ranks=ranks, seconds=seconds, **variables)
     assert done.returncode == 0, done.stderr[-6000:]
     accuracy, count = re.findall(r"accuracy ([\d.]+) on (\d) ranks", done.stdout)[0]
     assert 0.85 < float(accuracy) <= 1

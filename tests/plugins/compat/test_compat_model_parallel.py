@@ -12,6 +12,7 @@ import pytest
 from launchers import check, start
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(600)  # four ranks take turns on two cores
 
 BATCH = 8  # of all replicas together
 GPT, BERT, T5 = "smp_train_gpt.py", "smp_train_bert.py", "smp_train_t5.py"
@@ -30,7 +31,7 @@ def trained(launcher: str, script: str, ranks: int, *words: str, **variables: st
     """Runs a script to its end; returns the loss of each step."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "losses.json")
-        done = start(launcher, script, *words, "--losses", str(file), ranks=ranks, **variables)
+        done = start(launcher, script, *words, "--losses", str(file), ranks=ranks, seconds=240, **variables)
         assert done.returncode == 0 and done.stdout.count(" trained") == ranks, done.stderr[-6000:]
         found: list[float] = json.loads(file.read_text())
         return found
@@ -42,7 +43,7 @@ def alone(script: str) -> list[float]:
     return trained("smdp run", script, 1, *words, SM_HP_MP_PARAMETERS=parameters(ddp=False))
 
 
-def check_losses(losses: list[float], script: str, tolerance: float = 1e-4) -> None:
+def check_losses(losses: list[float], script: str, tolerance: float = 2e-5) -> None:
     expected = alone(script)
     assert expected[-1] < 0.97 * expected[0], expected
     assert losses == pytest.approx(expected[: len(losses)], abs=tolerance)
@@ -65,7 +66,6 @@ MNIST = [
 ]
 
 
-@pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     ("launcher", "config", "ranks"),
     [
@@ -80,7 +80,9 @@ def test_mnist(launcher: str, config: dict[str, Any], ranks: int, tmp_path: Path
     """The configuration comes from the variable, as SageMaker sets it."""
     pytest.importorskip("sklearn")
     words = ["--save", str(tmp_path / "model.pt")]
-    check(launcher, "smp_mnist.py", *words, ranks=ranks, SM_HP_MP_PARAMETERS=parameters(**config))
+    check(
+        launcher, "smp_mnist.py", *words, ranks=ranks, seconds=240, SM_HP_MP_PARAMETERS=parameters(**config)
+    )
     partitions, degree = config.get("partitions", 1), config.get("tensor_parallel_degree", 1)
     suffixes = [f"_{stage}_{part}" for stage in range(partitions) for part in range(degree)]
     if degree == 1:
@@ -93,7 +95,6 @@ TENSOR = {"tensor_parallel_degree": 2, "prescaled_batch": 1, "activation_checkpo
 BOTH = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2}
 
 
-@pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     ("ranks", "words", "more"),
     [
@@ -120,7 +121,6 @@ def test_gpt(ranks: int, words: list[str], more: dict[str, Any], tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize(("ranks", "more"), [(2, PIPELINE), (2, TENSOR), (4, BOTH)])
 def test_gpt_by_other_launchers(launcher: str, ranks: int, more: dict[str, Any]) -> None:
@@ -129,7 +129,6 @@ def test_gpt_by_other_launchers(launcher: str, ranks: int, more: dict[str, Any])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [(2, PIPELINE), (2, TENSOR), (2, {"shard_optimizer_state": 1}), (4, {**BOTH, "prescaled_batch": 1})],
@@ -147,7 +146,6 @@ def test_gpt_resumes(ranks: int, more: dict[str, Any], tmp_path: Path) -> None:
     check_losses(gpt("smdp run", ranks, *folder, "--load_partial=1", **more), GPT)
 
 
-@pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     ("launcher", "script", "ranks", "config"),
     [

@@ -94,7 +94,7 @@ smp.set_tensor_parallelism(model.fc1, smp.tp_size() > 1)
 model = smp.DistributedModel(model)
 if smp.tp_size() > 1:
     assert model.module.fc1.weight.shape == (64, 1024 // smp.tp_size())
-optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=2e-3))
+optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=5e-3))
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)
 for epoch in range(args.epochs):  # noqa: B007
     loss = train(model, device, loader, optimizer)

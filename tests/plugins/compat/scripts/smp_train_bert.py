@@ -92,7 +92,7 @@ groups = [
     {"params": decayed, "weight_decay": 0.01},
     {"params": [each for each in model.parameters() if id(each) not in kept], "weight_decay": 0.0},
 ]
-optimizer = smp.DistributedOptimizer(torch.optim.AdamW(groups, lr=5e-3))
+optimizer = smp.DistributedOptimizer(torch.optim.AdamW(groups, lr=5e-3, eps=1e-4))
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
 scaler = smp.amp.GradScaler(init_scale=2.0**8, enabled=args.amp > 0)
 global_step, losses = 0, []

@@ -211,7 +211,7 @@ layers = m.transformer.seq_layers if is_substituted else m.transformer.h
 if args.manual_partition:
     for index, layer in enumerate(layers.children()):
         smp.set_partition(layer, index * smp.pp_size() // args.num_layers)
-optimizer = torch.optim.AdamW(get_param_groups_by_weight_decay(m), lr=args.lr)
+optimizer = torch.optim.AdamW(get_param_groups_by_weight_decay(m), lr=args.lr, eps=1e-4)
 if args.activation_checkpointing:
     set_activation_checkpointing(layers)
 optimizer = smp.DistributedOptimizer(

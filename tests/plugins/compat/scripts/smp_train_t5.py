@@ -61,7 +61,7 @@ config = T5Config(
 with smp.delay_param_initialization():
     model = T5ForConditionalGeneration(config)
 model = smp.DistributedModel(model, trace_device="cpu")
-optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, eps=1e-4)
 if args.activation_checkpointing:
     for stack in (model.get_module().encoder, model.get_module().decoder):
         for block in stack.block:
