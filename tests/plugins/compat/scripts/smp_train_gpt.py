@@ -141,7 +141,7 @@ def create_dataloader():
 @smp.step
 def train_step(model, optimizer, input_ids, attention_mask, args):
     loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=input_ids)["loss"]
-    model.backward(loss)
+    model.backward(loss / args.gradient_accumulation)
     return loss
 
 
