@@ -243,19 +243,20 @@ class DistributedModel(ModelState):
         """Returns a context in which replicas may have different numbers of batches. Needs one partition.
 
         Raises:
-            RuntimeError: There are several partitions, or only one replica.
+            RuntimeError: There are several partitions, for which this is not supported yet, or only one
+                replica.
         """
-        cure = "give all replicas equal numbers of batches, as torch's DistributedSampler does"
-        joined: AbstractContextManager[Any] = self._replicas("join()", cure).join()
+        joined: AbstractContextManager[Any] = self._replicas("join()").join()
         return joined
 
     def register_comm_hook(self, state: Any, callable: Any) -> None:
         """Registers a torch communication hook that averages gradients. Needs one partition.
 
         Raises:
-            RuntimeError: There are several partitions, or only one replica.
+            RuntimeError: There are several partitions, for which this is not supported yet, or only one
+                replica.
         """
-        self._replicas("register_comm_hook()", "leave the hook out").register_comm_hook(state, callable)
+        self._replicas("register_comm_hook()").register_comm_hook(state, callable)
 
     # The parts of the model.
 
@@ -392,7 +393,7 @@ class DistributedModel(ModelState):
         """Returns whether several ranks run a step, now or once the first step has cut the model."""
         return state.cfg.partitions > 1 and not isinstance(self._body, SinglePartition)
 
-    def _replicas(self, what: str, cure: str) -> Any:
+    def _replicas(self, what: str) -> Any:
         if isinstance(self._body, SinglePartition) and self._body.replicas is not None:
             return self._body.replicas
         partitions, tensor = state.cfg.partitions, state.cfg.tensor_parallel_degree
@@ -404,7 +405,6 @@ class DistributedModel(ModelState):
         why = (
             "there is only one replica"
             if partitions == 1
-            else f"with partitions = {partitions}, the schedule averages gradients itself, at fixed places of"
-            f" each step; {cure}"
+            else f"it is not supported yet with partitions = {partitions}"
         )
         raise RuntimeError(f"[smdp] {what} needs replicas of a model in one partition: {why}")
