@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from smdp.torch.initialization.delayed_initialization import delayed_initialization as delayed_initialization
+from smdp.torch.model_parallel import fp16 as fp16
 from smdp.torch.model_parallel import nn as nn
 from smdp.torch.model_parallel import optimizers as optimizers
 from smdp.torch.model_parallel import utils as utils
@@ -137,6 +138,7 @@ __all__ = [
     "dp_barrier",
     "dp_rank",
     "dp_size",
+    "fp16",
     "get_dp_group",
     "get_dp_process_group",
     "get_mp_group",

@@ -142,6 +142,13 @@ def _check(configuration: Configuration, world_size: int) -> None:
             f" multiple of {partitions} processes, for example with `torchrun --nproc-per-node {partitions}`"
             f" or `mpirun -np {partitions}`, or set partitions to one of: {allowed}"
         )
+    degree, replicas = configuration.sharded_data_parallel_degree, world_size // (partitions * tensor)
+    if replicas % degree != 0:
+        raise ValueError(
+            f"[smdp] sharded_data_parallel_degree = {degree} does not divide the {replicas} rank(s) with the"
+            f" same slices of the model, which are the {world_size} rank(s) of this job by"
+            f" tensor_parallel_degree = {tensor}; set a degree that divides them"
+        )
     if world_size > partitions and not configuration.ddp:
         raise ValueError(
             f"[smdp] the job has {world_size} ranks and partitions = {partitions}, so the pipeline has"

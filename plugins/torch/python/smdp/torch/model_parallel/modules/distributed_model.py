@@ -26,6 +26,7 @@ from smdp.torch.model_parallel.modules.one_loss import as_one
 from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.modules.partitions import Partitions
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
+from smdp.torch.model_parallel.modules.sixteen_bits import FP16_Module, lower_by_keys
 from smdp.torch.model_parallel.modules.slices_of_state import own_slices
 from smdp.torch.model_parallel.modules.step_inputs import StepInputs
 from smdp.torch.model_parallel.modules.whole_model import Wrapped, gathered_again
@@ -93,12 +94,16 @@ class DistributedModel(ModelState):
         check_model(module, SMP)
         check_options(trace_device, trace_execution_times, backward_passes_per_step)
         super().__init__()
+        self.filled: dict[nn.Parameter, nn.Parameter] = {}
         module = replace_marked(module)
         for optimizer in state.uncut_optimizers:
             check_not_replaced(each for group in optimizer.param_groups for each in group["params"])
         if configuration.tensor_parallel_degree > 1:
             classify(module)
             accept_whole_state(module)
+        if configuration.partitions == 1 and any(each.is_meta for each in module.parameters()):
+            self._fill(module)
+        lower_by_keys(module, configuration)
         self.training = module.training
         self.__dict__["_model"] = module
         # Shares the model's children instead of registering the model, so that names stay the same.
@@ -113,10 +118,7 @@ class DistributedModel(ModelState):
         self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._step_hooks: list[Hook] = []
         self._body: SinglePartition | Partitions | None = None
-        self.filled: dict[nn.Parameter, nn.Parameter] = {}
         if configuration.partitions == 1:
-            if self._is_delayed():
-                self._fill(module)
             offload_uncut(configuration, module)
             mesh = state.running.mesh
             self._body = SinglePartition(
@@ -209,6 +211,8 @@ class DistributedModel(ModelState):
                     hook(self, state.optimizer)
                 if isinstance(self._body, Partitions):
                     self._body.agree(0)
+            if is_training and state.optimizer is not None:
+                state.optimizer.forget_gradients()
             results = self._body.run_step(program, parts, is_training=is_training)
         finally:
             self._is_in_step = False
@@ -291,8 +295,11 @@ class DistributedModel(ModelState):
 
     @property
     def module(self) -> Any:
-        """An object with the model's attributes and the model as `.module`; scripts use both levels."""
-        return Wrapped(self._model)
+        """An object with the model's attributes and the model as `.module`; scripts use both levels.
+
+        With `fp16`, there is an `FP16_Module` in between.
+        """
+        return Wrapped(FP16_Module(self._model)) if state.cfg.fp16 else Wrapped(self._model)
 
     def __getattr__(self, name: str) -> Any:
         """Returns attributes of the model."""

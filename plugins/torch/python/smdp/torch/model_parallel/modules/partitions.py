@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from smdp._errors import SmdpError
 from smdp.torch.mesh.cuts import cut_of
+from smdp.torch.model_parallel.modules.one_loss import scaled
 from smdp.torch.model_parallel.modules.repartitioned_state import rejoined
 from smdp.torch.model_parallel.modules.slices_of_state import joined_tensor
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
@@ -42,8 +43,10 @@ class Partitions:
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
         """Runs the program for each microbatch. All ranks of the pipeline must call this."""
-        scale = None if self._is_mean else _unchanged
-        return self.pipe.run_step(program, parts, is_training=is_training, scale=scale)
+        divisor = len(parts) if self._is_mean else 1
+        return self.pipe.run_step(
+            program, parts, is_training=is_training, scale=lambda loss: scaled(loss / divisor)
+        )
 
     def agree(self, number: int) -> bool:
         """Begins a step: tells all stages which parameters are frozen, and compares a number.
@@ -168,7 +171,3 @@ class Partitions:
         told = [entry.value]
         dist.broadcast_object_list(told, group=group, group_src=owner)
         return told[0]
-
-
-def _unchanged(loss: Tensor) -> Tensor:
-    return loss

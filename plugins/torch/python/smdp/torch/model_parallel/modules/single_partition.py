@@ -13,6 +13,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.modules.averages_by_class import averaged_by_class
+from smdp.torch.model_parallel.modules.one_loss import scaled
 from smdp.torch.model_parallel.modules.slices_of_state import joined_state
 
 
@@ -64,7 +65,7 @@ class SinglePartition:
 
     def backward(self, loss: Tensor) -> None:
         """Runs the backward of a loss."""
-        (loss / self._divisor).backward()
+        scaled(loss / self._divisor).backward()
 
     def run_step(
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from smdp.torch.model_parallel.job.collective_calls import meet
@@ -14,11 +14,12 @@ from smdp.torch.model_parallel.job.ranks import tp_size
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.repartitioned_state import gathered, rejoined
 from smdp.torch.model_parallel.tensor_parallelism.marks import check_not_replaced
+from smdp.torch.model_parallel.training.loss_scaling import LossScaling
 from smdp.torch.model_parallel.training.optimizer_parts import by_name, check_sizes, own_part, whole_state
 from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of
 from smdp.torch.model_parallel.training.slices_of_optimizer import joined_optimizer, own_slices_of_optimizer
-from smdp.torch.model_parallel.training.virtual_parameters import VirtualParameters
 from smdp.torch.pipelining.tensors.values import weight_of
+from smdp.torch.precision.mixed_precision import STATE, MixedPrecision
 from smdp.torch.precision.precision_optimizer import PrecisionOptimizer
 
 _PARTIAL = "_smp_is_partial"
@@ -36,7 +37,7 @@ def joined_part(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**joined(shards, names), _PARTIAL: True, _PARAMETERS: names}
 
 
-class DistributedOptimizer(VirtualParameters):
+class DistributedOptimizer(LossScaling):
     """Wraps an optimizer of the model's parameters.
 
     The optimizer may be created before or after the model is wrapped or cut.
@@ -51,22 +52,22 @@ class DistributedOptimizer(VirtualParameters):
 
     Args:
         optimizer: A torch optimizer.
-        static_loss_scale: Has no effect, as in SMP without `fp16`, which is not supported yet.
-        dynamic_loss_scale: Has no effect, like static_loss_scale.
-        **dynamic_loss_args: Have no effect, like static_loss_scale.
+        static_loss_scale: With `fp16`, the number that losses are multiplied by.
+        dynamic_loss_scale: With `fp16`, whether the loss scale changes with overflows instead.
+        dynamic_loss_args: The arguments of `smdp.torch.DynamicLossScale`, in a dict.
+        **more_loss_args: Further ones.
 
     Raises:
         ValueError: `optimizer` is not an optimizer, is already wrapped, or contains a parameter twice.
     """
-
-    inner: PrecisionOptimizer
 
     def __init__(
         self,
         optimizer: Optimizer,
         static_loss_scale: float | None = 1.0,
         dynamic_loss_scale: bool = False,
-        **dynamic_loss_args: Any,
+        dynamic_loss_args: Mapping[str, Any] | None = None,
+        **more_loss_args: Any,
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("[smdp] this optimizer is already an smp.DistributedOptimizer")
@@ -83,6 +84,11 @@ class DistributedOptimizer(VirtualParameters):
             )
         check_not_replaced(given)
         super().__init__(PrecisionOptimizer(optimizer))
+        self.set_loss_scale(
+            static_loss_scale,
+            is_dynamic=bool(dynamic_loss_scale),
+            arguments={**(dynamic_loss_args or {}), **more_loss_args},
+        )
         self._names: list[list[str]] | None = None
         self._deferred: Mapping[str, Any] | None = None
         state.optimizer = self
@@ -95,21 +101,13 @@ class DistributedOptimizer(VirtualParameters):
             self.keep_parameters({each: model.filled.get(each, each) for each in kept})
             self.shard()
 
-    @property
-    def overflow(self) -> bool:
-        """Whether the last step was skipped because of an fp16 overflow. fp16 is not supported yet."""
-        return self.inner.overflow
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates this rank's parameters."""
-        if not any(group["params"] for group in self.param_groups):
+        # All ranks decide together whether a step of a MixedPrecision is skipped.
+        is_alone = not isinstance(self.inner, MixedPrecision)
+        if is_alone and not any(group["params"] for group in self.param_groups):
             return None
         return super().step(closure)
-
-    def clip_master_grads(self, max_norm: float) -> Tensor:
-        """Clips the norm of gradients over all partitions to `max_norm`; returns the norm before clipping."""
-        pipe = state.model.pipe
-        return self.inner.clip_master_grads(max_norm, state.model.parameters() if pipe is None else pipe)
 
     def keep_own(self, before: Mapping[nn.Parameter, str], own: Mapping[str, nn.Parameter]) -> None:
         """Removes the parameters of other ranks. The model calls this when it has been cut.
@@ -146,7 +144,11 @@ class DistributedOptimizer(VirtualParameters):
         if self.sharded is not None and not gather_if_shard:
             mesh = state.running.mesh
             names = {parameter: name for name, parameter in state.model.named_parameters()}
-            return {**shard_of(self.sharded, names, mesh.replica, mesh.replicas), **marks}
+            return {
+                **shard_of(self.sharded, names, mesh.replica, mesh.replicas),
+                **self._loss_scale_entry(),
+                **marks,
+            }
         found = self._gathered_state()
         return {} if found is None else {**found, **marks}
 
@@ -176,7 +178,8 @@ class DistributedOptimizer(VirtualParameters):
         if not self._is_cut():
             return found
         mine = {name: each for name, each in by_name(found, self._own_names()).items() if each is not None}
-        return whole_state(gathered(mine), self._all_names(), found["param_groups"])
+        whole = whole_state(gathered(mine), self._all_names(), found["param_groups"])
+        return {**whole, **self._loss_scale_entry()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads the state of the whole model or of this rank. Before the model is cut, loading is postponed.
@@ -211,8 +214,10 @@ class DistributedOptimizer(VirtualParameters):
                 if not all(gathered(is_own)):
                     whole = rejoined(by_name(given, saved), is_own=is_own)
             if whole is not None:
-                groups = given["param_groups"]
-                given = own_part(whole, groups, self.param_groups, self._all_names(), self._own_names())
+                own = own_part(
+                    whole, given["param_groups"], self.param_groups, self._all_names(), self._own_names()
+                )
+                given = {**own, **{key: given[key] for key in (STATE,) if key in given}}
         if tp_size() > 1:
             given = own_slices_of_optimizer(given, self.param_groups)
         self.inner.load_state_dict(given)
@@ -231,6 +236,11 @@ class DistributedOptimizer(VirtualParameters):
         shards: list[Any] = [None] * group.size()
         dist.all_gather_object(shards, dict(own), group=group)
         return joined_part(shards)
+
+    def _loss_scale_entry(self) -> dict[str, Any]:
+        """Returns the entry of a state that has the loss scale, if there is one."""
+        inner = self.inner
+        return {STATE: inner.loss_scale_state()} if isinstance(inner, MixedPrecision) else {}
 
     def _own_names(self) -> list[list[str]]:
         """Returns the names of this rank's parameters, by group; "" for those that are not in the model."""
