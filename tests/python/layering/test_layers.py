@@ -181,7 +181,7 @@ ROOMS: dict[str, set[str]] = {
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
     | {"model_parallel.tensor_parallelism"}
-    | {"precision", "recompute", "sharding", "mesh", "optimizers"},
+    | {"precision", "recompute", "sharded_parameters", "sharding", "mesh", "optimizers"},
     "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"},
 }
 MAY_IMPORT |= {

@@ -134,6 +134,13 @@ def _wrapper_of(model: nn.Module) -> str | None:
     return next((wrapper for wrapper in _WRAPPERS if wrapper in kinds), None)
 
 
+def lower_buffers(model: nn.Module, dtype: torch.dtype) -> None:
+    """Converts the buffers of a model, except those of batch norms."""
+    for module in model.modules():
+        if not isinstance(module, _KEPT):
+            _lower_own_buffers(module, dtype)
+
+
 def lower_own(module: nn.Module, dtype: torch.dtype) -> None:
     """Converts what belongs to a module itself, unless it is a batch norm."""
     if isinstance(module, _KEPT):
@@ -144,6 +151,10 @@ def lower_own(module: nn.Module, dtype: torch.dtype) -> None:
                 parameter.data = parameter.data.to(dtype)
             if parameter.grad is not None:
                 parameter.grad = None  # it has the old dtype
+    _lower_own_buffers(module, dtype)
+
+
+def _lower_own_buffers(module: nn.Module, dtype: torch.dtype) -> None:
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.dtype is torch.float32:
             with recording(buffer):

@@ -73,8 +73,11 @@ def shutdown() -> None:
     job = state.job
     if job is None:
         return
+    shards = None if state.model is None else state.model.shards
     state.clear()
     os.environ.pop(_IN_JOB, None)
+    if shards is not None:
+        shards.leave_groups()
     job.mesh.close()
     if job.owns_default_group and dist.is_initialized():
         dist.destroy_process_group()

@@ -25,6 +25,7 @@ from smdp.torch.model_parallel.modules.offloading import offload_uncut
 from smdp.torch.model_parallel.modules.one_loss import as_one
 from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.modules.partitions import Partitions
+from smdp.torch.model_parallel.modules.sharded_partition import ShardedPartition
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 from smdp.torch.model_parallel.modules.sixteen_bits import FP16_Module, lower_by_keys
 from smdp.torch.model_parallel.modules.slices_of_state import own_slices
@@ -101,7 +102,10 @@ class DistributedModel(ModelState):
         if configuration.tensor_parallel_degree > 1:
             classify(module)
             accept_whole_state(module)
-        if configuration.partitions == 1 and any(each.is_meta for each in module.parameters()):
+        is_sharded = configuration.sharded_data_parallel_degree > 1
+        # A model in shards is initialized unit by unit.
+        is_filled_now = configuration.partitions == 1 and not is_sharded
+        if is_filled_now and any(each.is_meta for each in module.parameters()):
             self._fill(module)
         lower_by_keys(module, configuration)
         self.training = module.training
@@ -121,15 +125,18 @@ class DistributedModel(ModelState):
         if configuration.partitions == 1:
             offload_uncut(configuration, module)
             mesh = state.running.mesh
-            self._body = SinglePartition(
-                module,
-                mesh,
-                passes_per_step=backward_passes_per_step,
-                is_mean=average_grads_across_microbatches,
-                # Omitted if it is the default, because torch 2.13 and later warn about this argument.
-                options={"bucket_cap_mb": bucket_cap_mb}
-                | ({} if broadcast_buffers else {"broadcast_buffers": False}),
-            )
+            # Omitted if it is the default, because torch 2.13 and later warn about this argument.
+            options = {} if broadcast_buffers else {"broadcast_buffers": False}
+            passes: dict[str, Any] = {"passes_per_step": backward_passes_per_step}
+            passes["is_mean"] = average_grads_across_microbatches
+            if is_sharded:
+                self._body = ShardedPartition(
+                    module, mesh, configuration, broadcast_buffers=broadcast_buffers, **passes
+                )
+            else:
+                self._body = SinglePartition(
+                    module, mesh, options={"bucket_cap_mb": bucket_cap_mb, **options}, **passes
+                )
         state.model = self
         if self._body is not None:
             for optimizer in state.uncut_optimizers:
@@ -299,7 +306,7 @@ class DistributedModel(ModelState):
 
         With `fp16`, there is an `FP16_Module` in between.
         """
-        return Wrapped(FP16_Module(self._model)) if state.cfg.fp16 else Wrapped(self._model)
+        return Wrapped(FP16_Module.around(self._model)) if state.cfg.fp16 else Wrapped(self._model)
 
     def __getattr__(self, name: str) -> Any:
         """Returns attributes of the model."""
@@ -401,6 +408,12 @@ class DistributedModel(ModelState):
         return state.cfg.partitions > 1 and not isinstance(self._body, SinglePartition)
 
     def _replicas(self, what: str) -> Any:
+        if isinstance(self._body, ShardedPartition):
+            raise RuntimeError(
+                f"[smdp] {what} needs replicas of a whole model, but with sharded_data_parallel_degree ="
+                f" {state.cfg.sharded_data_parallel_degree} every rank gathers parameters from others in each"
+                " step. Give all ranks the same number of batches, and leave hooks out."
+            )
         if isinstance(self._body, SinglePartition) and self._body.replicas is not None:
             return self._body.replicas
         partitions, tensor = state.cfg.partitions, state.cfg.tensor_parallel_degree

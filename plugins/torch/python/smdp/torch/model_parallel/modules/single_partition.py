@@ -39,7 +39,7 @@ class SinglePartition:
     ) -> None:
         self.model = model
         self._mesh = mesh
-        self._averages: list[DistributedDataParallel] = []
+        self._averages: list[Any] = []
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         if mesh is not None and len(mesh.ranks("tp")) > 1:
             self._averages = averaged_by_class(model, mesh, options)
@@ -59,7 +59,7 @@ class SinglePartition:
         return (self._averages[-1] if self._averages else self.model)(*args, **kwargs)
 
     @property
-    def replicas(self) -> DistributedDataParallel | None:
+    def replicas(self) -> Any:
         """What averages all gradients; None if there is one replica, or if it depends on the parameter."""
         return self._averages[0] if len(self._averages) == 1 else None
 

@@ -51,11 +51,21 @@ class FP16_Module(nn.Module):
     module: nn.Module
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
         check_parameters("FP16_Module", module, torch.float16)
+        self._share(lower(module, torch.float16, keyword_inputs=False))
+
+    @classmethod
+    def around(cls, module: nn.Module) -> FP16_Module:
+        """Returns a wrapper of a model that converts inputs and outputs itself already."""
+        made = cls.__new__(cls)
+        made._share(module)
+        return made
+
+    def _share(self, module: nn.Module) -> None:
+        super().__init__()
         # Shares the model's children instead of registering the model, so that names stay the same.
         self.__dict__ |= {name: vars(module)[name] for name in ("_modules", "_parameters", "_buffers")}
-        self.__dict__["module"] = lower(module, torch.float16, keyword_inputs=False)
+        self.__dict__["module"] = module
         self.training = module.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -16,10 +16,11 @@ from smdp.torch.model_parallel.modules.repartitioned_state import gathered, rejo
 from smdp.torch.model_parallel.tensor_parallelism.marks import check_not_replaced
 from smdp.torch.model_parallel.training.loss_scaling import LossScaling
 from smdp.torch.model_parallel.training.optimizer_parts import by_name, check_sizes, own_part, whole_state
+from smdp.torch.model_parallel.training.shards_of_parameters import gathered_shards, own_shards
 from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of
 from smdp.torch.model_parallel.training.slices_of_optimizer import joined_optimizer, own_slices_of_optimizer
 from smdp.torch.pipelining.tensors.values import weight_of
-from smdp.torch.precision.mixed_precision import STATE, MixedPrecision
+from smdp.torch.precision.mixed_precision import STATE
 from smdp.torch.precision.precision_optimizer import PrecisionOptimizer
 
 _PARTIAL = "_smp_is_partial"
@@ -103,8 +104,8 @@ class DistributedOptimizer(LossScaling):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates this rank's parameters."""
-        # All ranks decide together whether a step of a MixedPrecision is skipped.
-        is_alone = not isinstance(self.inner, MixedPrecision)
+        # With fp16, all ranks decide together whether a step is skipped.
+        is_alone = not self.master_params_created
         if is_alone and not any(group["params"] for group in self.param_groups):
             return None
         return super().step(closure)
@@ -155,7 +156,7 @@ class DistributedOptimizer(LossScaling):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the whole model's optimizer, as torch would return it without smdp.
 
-        All ranks of the model-parallel group must call this. If the state is
+        All ranks of the model-parallel group must call this. If the state or the parameters are
         sharded, all ranks of the job must, and replicas other than the first get an empty dict.
 
         Raises:
@@ -168,7 +169,7 @@ class DistributedOptimizer(LossScaling):
                 " applies the loaded values; call it after that step"
             )
         has_slices = tp_size() > 1
-        if self._is_cut() or has_slices:
+        if self._is_cut() or has_slices or state.cfg.sharded_data_parallel_degree > 1:
             meet("optimizer.state_dict()")
         found = self._gathered_state()
         if found is None:
@@ -220,6 +221,8 @@ class DistributedOptimizer(LossScaling):
                 given = {**own, **{key: given[key] for key in (STATE,) if key in given}}
         if tp_size() > 1:
             given = own_slices_of_optimizer(given, self.param_groups)
+        if state.model is not None and state.model.shards is not None:
+            given = own_shards(given, self.param_groups)
         self.inner.load_state_dict(given)
 
     def _gathered_state(self) -> dict[str, Any] | None:
@@ -228,7 +231,8 @@ class DistributedOptimizer(LossScaling):
             self.sharded.consolidate()
             if state.running.mesh.replica > 0:
                 return None
-        return dict(self.inner.state_dict())
+        found = dict(self.inner.state_dict())
+        return found if state.model is None or state.model.shards is None else gathered_shards(found)
 
     def _with_other_shards(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state that this shard forms with those that the other replicas load."""
@@ -239,8 +243,8 @@ class DistributedOptimizer(LossScaling):
 
     def _loss_scale_entry(self) -> dict[str, Any]:
         """Returns the entry of a state that has the loss scale, if there is one."""
-        inner = self.inner
-        return {STATE: inner.loss_scale_state()} if isinstance(inner, MixedPrecision) else {}
+        scaler = self.loss_scaler
+        return {} if scaler is None else {STATE: scaler.state()}
 
     def _own_names(self) -> list[list[str]]:
         """Returns the names of this rank's parameters, by group; "" for those that are not in the model."""

@@ -1,0 +1,136 @@
+"""Sharded data parallelism under SMP's API: it trains as plain data parallelism does, and clips by default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipeline_models import Language, batches, language_loss
+from torch import Tensor, nn
+from torch_spawn import run
+
+import smdp
+import smdp.torch.model_parallel as smp
+from smdp.torch import clip_grad_norm_
+
+STEPS = batches(4, 8)
+
+
+class Job:
+    """A training script."""
+
+    def __init__(self, degree: int, *, lr: float = 1e-2, passes: int = 1, **keys: Any) -> None:
+        dtype = keys.pop("dtype", torch.float32)
+        smp.init(
+            {
+                "microbatches": 2,
+                "ddp": True,
+                "sharded_data_parallel_degree": degree,
+                "sdp_param_persistence_threshold": 40,
+                **keys,
+            }
+        )
+        torch.manual_seed(0)
+        with smp.model_creation(tensor_parallelism=smp.tp_size() > 1, dtype=dtype):
+            module = Language(4, tied=True)
+        self.model = smp.DistributedModel(module, backward_passes_per_step=passes)
+        named = dict(self.model.named_parameters())
+        groups = [
+            {"params": [each for each in named.values() if each.ndim > 1], "weight_decay": 0.1},
+            {"params": [each for each in named.values() if each.ndim == 1]},
+        ]
+        self.optimizer = smp.DistributedOptimizer(
+            torch.optim.AdamW(groups, lr=lr, eps=1e-4), None, True, dynamic_loss_args={"init_scale": 2.0**10}
+        )
+
+        @smp.step
+        def forward_backward(model: Any, ids: Tensor) -> Tensor:
+            loss = language_loss(model(ids), {"ids": ids})
+            model.backward(loss)
+            return loss
+
+        self.forward_backward = forward_backward
+
+    def train(self, batch: dict[str, Tensor], *, is_clipped: bool = False) -> float:
+        self.optimizer.zero_grad()
+        if smp.state.cfg.prescaled_batch:
+            ids = batch["ids"].chunk(smp.rdp_size())[smp.rdp_rank()]
+        else:
+            ids = batch["ids"].chunk(smp.dp_size())[smp.dp_rank()]
+        loss = self.forward_backward(self.model, ids).reduce_mean()
+        if is_clipped:
+            clip_grad_norm_(self.model.get_module(), 0.5)
+        self.optimizer.step()
+        return loss.item()
+
+    def end(self) -> None:
+        smp.barrier()
+        smp.shutdown()
+
+
+def whole(job: Job) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in job.model.state_dict().items()}
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor], atol: float) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.allclose(each.float(), other[name].float(), atol=atol) for name, each in one.items())
+
+
+def two_of_four() -> None:
+    plain = Job(1)
+    losses = [plain.train(batch, is_clipped=True) for batch in STEPS]
+    expected, state = whole(plain), plain.optimizer.state_dict()["state"]
+    plain.end()
+    for degree in (2, 4):
+        job = Job(degree, sdp_gradient_clipping=0.5)
+        assert [job.train(batch) for batch in STEPS] == pytest.approx(losses, rel=1e-5)
+        assert close(whole(job), expected, 1e-5)
+        found = job.optimizer.state_dict()["state"]
+        assert all(torch.allclose(found[n]["exp_avg"], state[n]["exp_avg"], atol=1e-6) for n in state)
+        parameters = [each for group in job.optimizer.fp16_groups for each in group]
+        own = sum(each.numel() for each in job.optimizer.fp32_partitioned_groups_flat)
+        total = sum(each.ds_numel for each in parameters)
+        small = sum(each.ds_numel for each in parameters if each.ds_numel < 40)
+        assert total == sum(each.numel() for each in expected.values()) - expected["head.weight"].numel()
+        assert own == pytest.approx((total - small) / degree + small, rel=0.05)
+        assert job.optimizer.ds_param_shard_group.size() == degree
+        with pytest.raises(RuntimeError, match="every rank gathers parameters from others"):
+            job.model.join()
+        job.end()
+
+
+def test_two_of_four() -> None:
+    run(two_of_four, 4)
+
+
+def sixteen_bits() -> None:
+    plain = Job(1)
+    losses = [plain.train(batch, is_clipped=True) for batch in STEPS]
+    plain.end()
+    kinds: list[dict[str, Any]] = [{"bf16": True}, {"fp16": True}]
+    for keys in (*kinds, {"bf16": True, "dtype": torch.bfloat16}, {"fp16": True, "dtype": torch.float16}):
+        job = Job(2, sdp_gradient_clipping=0.5, **keys)
+        found = [job.train(batch) for batch in STEPS]
+        # A model that is made in 16 bits has other random numbers.
+        assert found == pytest.approx(losses, rel=0.5 if "dtype" in keys else 5e-2), keys
+        assert all(each.dtype is torch.float32 for each in job.model.parameters())
+        assert job.model(STEPS[0]["ids"])["logits"].dtype is torch.float32
+        if "fp16" in keys:
+            assert job.optimizer.loss_scale == 2.0**10
+            job.optimizer.loss_scale = 2.0**60
+            before = whole(job)
+            job.train(STEPS[0])
+            assert job.optimizer.overflow and job.optimizer.loss_scale == 2.0**59
+            assert close(whole(job), before, 0)
+            job.optimizer.loss_scale = 2.0**10
+            job.train(STEPS[0])
+            assert not job.optimizer.overflow and not close(whole(job), before, 1e-4)
+        job.end()
+
+
+def test_sixteen_bits() -> None:
+    run(sixteen_bits, 2)
