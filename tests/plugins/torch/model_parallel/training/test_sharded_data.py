@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,67 @@ def sixteen_bits() -> None:
 
 def test_sixteen_bits() -> None:
     run(sixteen_bits, 2)
+
+
+def by_the_published_rule(folder: Path, degree: int) -> dict[str, Tensor]:
+    """Rebuilds parameters as Amazon's example script describes it."""
+    content = torch.load(folder / "user_content.pt", weights_only=False)
+    flats = []
+    for number in range(degree):
+        found = torch.load(folder / f"optimizer_{number}.pt", weights_only=False)
+        assert found["partition_count"] == degree
+        flats.append(torch.cat(found["fp32_flat_groups"]))
+    buffers = torch.load(folder / "model_0.pt", weights_only=False)["module"]
+    rebuilt, offset = {name: buffers[name] for name in content["buffer_names"]}, 0
+    for name, shape in [pair for group in content["param_shapes"] for pair in group.items()]:
+        each = -(-shape.numel() // degree)
+        parts = [flat[offset : offset + each] for flat in flats]
+        rebuilt[name.removeprefix("module.")] = torch.cat(parts)[: shape.numel()].view(shape)
+        offset += each
+    assert offset == flats[0].numel()
+    return rebuilt
+
+
+def checkpoints() -> None:
+    folder = Path(os.environ["SMDP_TEST_FOLDER"])
+    job = Job(2)
+    for batch in STEPS[:3]:
+        job.train(batch)
+    three, state = whole(job), copy.deepcopy(job.optimizer.state_dict()["state"])
+    smp.save_checkpoint(folder, "three", True, job.model, job.optimizer, {"step": 3})
+    smp.save_checkpoint(folder, "full", False, job.model)
+    smp.save_checkpoint(folder, "weights", True, job.model)
+    job.train(STEPS[3])
+    four = whole(job)
+    job.end()
+    read = smp.sharded_data_parallel_checkpoint.get_full_state_dict_from_sharded_data_parallel_checkpoint
+    for rebuilt in (by_the_published_rule(folder / "three_partial", 2), read(folder, tag="three")):
+        assert rebuilt.keys() == three.keys() - {"head.weight"}
+        assert all(torch.equal(each, three[name]) for name, each in rebuilt.items())
+    assert set(torch.load(folder / "full")) == three.keys()
+    for degree in (2, 4, 1):
+        job = Job(degree)
+        assert smp.resume_from_checkpoint(folder, "three")["step"] == 3
+        assert close(whole(job), three, 0)
+        found = job.optimizer.state_dict()["state"]
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[n]["exp_avg"], state[n]["exp_avg"]) for n in state)
+        job.train(STEPS[3])
+        if degree > 1:
+            assert close(whole(job), four, 1e-6)
+        job.end()
+    for tag, is_partial in (("three", True), ("weights", True), ("full", False)):
+        job = Job(4)
+        smp.resume_from_checkpoint(folder, tag, is_partial, load_sharded_optimizer_state=False)
+        assert close(whole(job), three, 0)
+        assert not job.optimizer.state_dict()["state"]
+        job.end()
+    job = Job(4)
+    if smp.rank() > 0:
+        with pytest.raises(smdp.SmdpError, match="all ranks of the job must"):
+            smp.save_checkpoint(folder, "wrong", True, job.model)
+    # The first rank leaves.
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    run(checkpoints, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
