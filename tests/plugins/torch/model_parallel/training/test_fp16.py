@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from pathlib import Path
@@ -82,7 +83,12 @@ def trajectory(**keys: Any) -> Trained:
 def layouts() -> None:
     """Norms and weights are the same in every layout, and to the bit with sharded state."""
     first: Trained | None = None
-    for keys in ({}, {"partitions": 2}, {"tensor_parallel_degree": 2}, {"tensor_parallel_degree": 2, "partitions": 2}):
+    for keys in (
+        {},
+        {"partitions": 2},
+        {"tensor_parallel_degree": 2},
+        {"tensor_parallel_degree": 2, "partitions": 2},
+    ):
         expected = None
         for is_sharded in (False, True):
             if is_sharded and "tensor_parallel_degree" in keys:
@@ -95,7 +101,9 @@ def layouts() -> None:
             for name, value in weights.items():
                 assert torch.allclose(value, first[1][name], atol=4e-3), (keys, name)
             assert expected is None or expected[0] == norms, (keys, norms, expected)
-            assert expected is None or all(torch.equal(weights[name], each) for name, each in expected[1].items())
+            assert expected is None or all(
+                torch.equal(weights[name], each) for name, each in expected[1].items()
+            )
             expected = norms, weights
 
 
@@ -142,3 +150,59 @@ def test_positional_inputs_and_outputs_are_converted() -> None:
     assert dtypes == [torch.float16, torch.float32]
     assert outputs[0].dtype is torch.float32
     assert list(model.state_dict()) == ["weight"] and model.weight.dtype is torch.float16
+
+
+def checkpoints() -> None:
+    """Masters and the loss scale resume, also in another layout, and without moments."""
+    folder = Path(os.environ["SMDP_TEST_FOLDER"])
+    for number, keys in enumerate(
+        ({"partitions": 2, "shard_optimizer_state": True}, {"tensor_parallel_degree": 2})
+    ):
+        root = folder / str(number)
+        job = Job(**keys)
+        for batch in STEPS[:3]:
+            job.train(batch)
+        if keys.get("shard_optimizer_state") or smp.rdp_rank() == 0:
+            smp.save_checkpoint(root, "three", True, job.model, job.optimizer)
+            smp.save(
+                job.optimizer.local_state_dict(gather_if_shard=False), root / "optimizer.pt", v3=number == 0
+            )
+        whole, state = job.model.state_dict(), copy.deepcopy(job.optimizer.state_dict())
+        job.train(STEPS[3])
+        final = {name: each.clone() for name, each in job.model.local_named_parameters()}
+        job.end()
+        for layout in (keys, {**keys, "shard_optimizer_state": False}):
+            job = Job(**layout)
+            smp.resume_from_checkpoint(root, "three")
+            job.train(STEPS[3])
+            assert job.optimizer.loss_scale == 2.0**12, (layout, job.optimizer.loss_scaler.state())
+            found = dict(job.model.local_named_parameters())
+            assert all(torch.equal(found[name], each) for name, each in final.items()), layout
+            job.end()
+        names = {path.name.partition("_s")[0] for path in (root / "three_partial").glob("fp16*")}
+        assert names == {"fp16"}
+        job = Job(**keys)
+        smp.resume_from_checkpoint(root, "three", load_sharded_optimizer_state=False)
+        job.gradients(STEPS[3])
+        assert job.optimizer.loss_scale == 2.0**11
+        job.end()
+        if os.environ["RANK"] == "0":
+            torch.save((whole, state), root / "whole.pt")
+
+
+def resume_alone() -> None:
+    for number in range(2):
+        whole, state = torch.load(Path(os.environ["SMDP_TEST_FOLDER"], str(number), "whole.pt"))
+        job = Job()
+        job.model.load_state_dict(whole)
+        job.optimizer.load_state_dict(state)
+        assert job.optimizer.loss_scale == 2.0**11
+        masters = job.optimizer.fp32_from_fp16_groups[0]
+        assert all(torch.equal(each, state["state"][index]["master"]) for index, each in enumerate(masters))
+        assert not all(torch.equal(each.half().float(), each) for each in masters)
+        job.end()
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    run(checkpoints, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
+    run(resume_alone, 1, env={"SMDP_TEST_FOLDER": str(tmp_path)})

@@ -126,7 +126,9 @@ class ShardFiles:
         ValueError: The files are not those of one checkpoint.
     """
 
-    def __init__(self, files: Sequence[Mapping[str, Any]], names: Sequence[Sequence[tuple[str, Any]]]) -> None:
+    def __init__(
+        self, files: Sequence[Mapping[str, Any]], names: Sequence[Sequence[tuple[str, Any]]]
+    ) -> None:
         count = files[0]["partition_count"]
         if count != len(files):
             raise ValueError(

@@ -35,7 +35,8 @@ def joined_part(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ValueError: The shards are not those of all replicas.
     """
     names = shards[0][_PARAMETERS]
-    return {**joined(shards, names), _PARTIAL: True, _PARAMETERS: names}
+    scale = {STATE: shards[0][STATE]} if STATE in shards[0] else {}
+    return {**joined(shards, names), **scale, _PARTIAL: True, _PARAMETERS: names}
 
 
 class DistributedOptimizer(LossScaling):

@@ -81,7 +81,11 @@ class LossScaling(VirtualParameters):
     @property
     def loss_scaler(self) -> LossScale | None:
         """The loss scale as an object; None without `fp16`."""
-        return self.inner.loss_scaler if isinstance(self.inner, MixedPrecision | ScaledShards) else self._before_cut
+        return (
+            self.inner.loss_scaler
+            if isinstance(self.inner, MixedPrecision | ScaledShards)
+            else self._before_cut
+        )
 
     @property
     def overflow(self) -> bool:

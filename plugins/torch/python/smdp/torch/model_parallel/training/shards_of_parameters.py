@@ -31,7 +31,9 @@ def own_shards(state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]
         for index, parameter in zip(saved["params"], group["params"], strict=False)
     }
     taken = {
-        index: {key: _shard(value, parameters.get(index)) for key, value in state_dict["state"][index].items()}
+        index: {
+            key: _shard(value, parameters.get(index)) for key, value in state_dict["state"][index].items()
+        }
         for index in state_dict["state"]
     }
     return {**state_dict, "state": taken}
