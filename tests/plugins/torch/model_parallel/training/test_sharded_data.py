@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pipeline_models import Language, batches, language_loss
-from torch import Tensor, nn
+from torch import Tensor
 from torch_spawn import run
 
 import smdp
@@ -135,6 +135,29 @@ def sixteen_bits() -> None:
 
 def test_sixteen_bits() -> None:
     run(sixteen_bits, 2)
+
+
+def with_slices() -> None:
+    """Shards of slices are those of RDP_GROUP, with samples of each rank's own or the same ones."""
+    for is_prescaled in (False, True):
+        tensor = {"tensor_parallel_degree": 2, "prescaled_batch": is_prescaled}
+        plain = Job(1, **tensor)
+        assert any(True for _ in plain.model.distributed_modules())
+        losses = [plain.train(batch, is_clipped=True) for batch in STEPS]
+        expected = whole(plain)
+        plain.end()
+        for degree, keys in ((2, {"sdp_gradient_clipping": 0.5}), (1, {"shard_optimizer_state": True})):
+            job = Job(degree, **tensor, **keys)
+            classes = [dict(job.model.default_reducer_named_parameters()).keys()]
+            assert "places" in classes[0] and "blocks.0.wide.weight" not in classes[0]
+            found = [job.train(batch, is_clipped=degree == 1) for batch in STEPS]
+            assert found == pytest.approx(losses, rel=1e-5), (is_prescaled, degree, found, losses)
+            assert close(whole(job), expected, 1e-5)
+            job.end()
+
+
+def test_with_slices() -> None:
+    run(with_slices, 4)
 
 
 def by_the_published_rule(folder: Path, degree: int) -> dict[str, Tensor]:

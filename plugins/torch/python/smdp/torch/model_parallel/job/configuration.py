@@ -244,11 +244,6 @@ def _check_together(values: Mapping[str, Any]) -> None:
             f"[smdp] tensor_parallel_degree = {tensor} divides modules over data-parallel ranks, so `ddp`"
             " must be set as well. Got ddp = False."
         )
-    if tensor > 1 and values.get("shard_optimizer_state"):
-        raise ValueError(
-            f"[smdp] shard_optimizer_state = True and tensor_parallel_degree = {tensor} exclude each other,"
-            " because slices and whole parameters have different replicas. Remove shard_optimizer_state."
-        )
     virtual = values.get("virtual_stages")
     info = schedules.schedule_info({**_defaults(values), **values}["schedule"])
     if virtual is not None and info.virtual_stages not in (None, virtual):

@@ -28,6 +28,7 @@ from smdp.torch.model_parallel.modules.partitions import Partitions
 from smdp.torch.model_parallel.modules.sharded_partition import ShardedPartition
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 from smdp.torch.model_parallel.modules.sixteen_bits import FP16_Module, lower_by_keys
+from smdp.torch.model_parallel.modules.slice_averages import SliceAverages
 from smdp.torch.model_parallel.modules.slices_of_state import own_slices
 from smdp.torch.model_parallel.modules.step_inputs import StepInputs
 from smdp.torch.model_parallel.modules.whole_model import Wrapped, gathered_again
@@ -99,10 +100,10 @@ class DistributedModel(ModelState):
         module = replace_marked(module)
         for optimizer in state.uncut_optimizers:
             check_not_replaced(each for group in optimizer.param_groups for each in group["params"])
-        if configuration.tensor_parallel_degree > 1:
-            classify(module)
-            accept_whole_state(module)
         is_sharded = configuration.sharded_data_parallel_degree > 1
+        if configuration.tensor_parallel_degree > 1:
+            classify(module, is_sharded=is_sharded or configuration.shard_optimizer_state)
+            accept_whole_state(module)
         # A model in shards is initialized unit by unit.
         is_filled_now = configuration.partitions == 1 and not is_sharded
         if is_filled_now and any(each.is_meta for each in module.parameters()):
@@ -122,6 +123,7 @@ class DistributedModel(ModelState):
         self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._step_hooks: list[Hook] = []
         self._body: SinglePartition | Partitions | None = None
+        self._slice_averages: SliceAverages | None = None
         if configuration.partitions == 1:
             offload_uncut(configuration, module)
             mesh = state.running.mesh
@@ -134,11 +136,13 @@ class DistributedModel(ModelState):
                     module, mesh, configuration, broadcast_buffers=broadcast_buffers, **passes
                 )
             else:
+                passes["is_sharded"] = configuration.shard_optimizer_state
                 self._body = SinglePartition(
                     module, mesh, options={"bucket_cap_mb": bucket_cap_mb, **options}, **passes
                 )
         state.model = self
         if self._body is not None:
+            self._average_slices()
             for optimizer in state.uncut_optimizers:
                 optimizer.shard()
 
@@ -152,6 +156,8 @@ class DistributedModel(ModelState):
                 in a microbatch.
         """
         stop_at_first_call(args, kwargs)
+        if self._slice_averages is not None and torch.is_grad_enabled():
+            self._slice_averages.expect()
         if self._body is None or (isinstance(self._body, Partitions) and not self._is_in_step):
             raise RuntimeError(
                 f"[smdp] the model with {state.cfg.partitions} partitions is called outside of a step; call"
@@ -221,6 +227,8 @@ class DistributedModel(ModelState):
             if is_training and state.optimizer is not None:
                 state.optimizer.forget_gradients()
             results = self._body.run_step(program, parts, is_training=is_training)
+            if is_training:
+                self.finish_gradients()
         finally:
             self._is_in_step = False
         if not self._has_stepped:
@@ -228,6 +236,11 @@ class DistributedModel(ModelState):
             for hook in self._step_hooks:
                 hook(self, state.optimizer)
         return results
+
+    def finish_gradients(self) -> None:
+        """Ends averages of gradients. Called after a step, and before an optimizer uses gradients."""
+        if self._slice_averages is not None:
+            self._slice_averages.average()
 
     def check_not_in_step(self) -> None:
         """Checks that no step is running.
@@ -395,6 +408,7 @@ class DistributedModel(ModelState):
         pipe = split(self._model, state.running.mesh, state.cfg, example, self._decision, self._device)
         pipe.steps = self._steps
         self._body = Partitions(pipe, is_mean=self._is_mean)
+        self._average_slices()
         for optimizer in state.uncut_optimizers:
             optimizer.keep_own(before, dict(pipe.named_parameters()))
             optimizer.shard()
@@ -402,6 +416,18 @@ class DistributedModel(ModelState):
         if dist.get_rank() == 0:
             lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]
             _log.info("Partition assignments:\n%s", "\n".join(lines))
+
+    def _average_slices(self) -> None:
+        """Averages sharded gradients of whole parameters over the ranks of a tensor-parallel group."""
+        cfg = state.cfg
+        is_sharded = cfg.shard_optimizer_state or cfg.sharded_data_parallel_degree > 1
+        if cfg.tensor_parallel_degree > 1 and is_sharded:
+            self._slice_averages = SliceAverages(
+                self.named_parameters(),
+                [each for _, each in self.named_buffers()],
+                state.running.mesh,
+                has_own_samples=not cfg.prescaled_batch,
+            )
 
     def _is_cut_over_ranks(self) -> bool:
         """Returns whether several ranks run a step, now or once the first step has cut the model."""

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from smdp.torch.initialization.delayed_initialization import recording
-from smdp.torch.mesh.averages import average_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
@@ -69,21 +67,8 @@ class ShardedPartition(SinglePartition):
         )
         self._mesh = mesh
         self._averages = [self.shards]
-        self._over_slices = [
-            each for each in model.parameters() if average_of(each, "dp") == "dp" and each.requires_grad
-        ]
-        if len(mesh.ranks("tp")) == 1 or configuration.prescaled_batch or _is_whole(model):
-            self._over_slices = []
         for parameter in model.parameters():
             _describe(parameter)
-
-    def run_step(self, program: Any, parts: Any, *, is_training: bool) -> list[Any]:
-        """Runs the program for each microbatch."""
-        passes = self._passes
-        results = super().run_step(program, parts, is_training=is_training)
-        if self._passes > passes and self._passes % self._passes_per_step == 0:
-            self._average_over_slices()
-        return results
 
     def local_state_dict(self) -> dict[str, Any]:
         """Returns the whole state dict of this slice of the model. All ranks of the job must call this."""
@@ -112,25 +97,6 @@ class ShardedPartition(SinglePartition):
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool) -> Any:
         """Copies this rank's shards of whole tensors into the model."""
         return self.model.load_state_dict(dict(state_dict), strict=strict)
-
-    def _average_over_slices(self) -> None:
-        """Averages the gradients of whole parameters over the ranks of a tensor-parallel group.
-
-        Each of these ranks has samples of its own, and only slices see the samples of all of them.
-        """
-        found = [each.grad._local_tensor for each in self._over_slices if isinstance(each.grad, DTensor)]
-        if not found:
-            return
-        assert self._mesh is not None
-        flat = torch.cat([each.reshape(-1) for each in found])
-        dist.all_reduce(flat, dist.ReduceOp.AVG, group=self._mesh.step_group("tp"))
-        for each, part in zip(found, flat.split([each.numel() for each in found]), strict=True):
-            each.copy_(part.view_as(each))
-
-
-def _is_whole(model: nn.Module) -> bool:
-    """Returns whether no parameter has slices, so that all ranks of the job are replicas."""
-    return all(getattr(each, "_smdp_cut", None) is None for each in model.parameters())
 
 
 def _raise_parameters(model: nn.Module) -> None:

@@ -26,6 +26,7 @@ class SinglePartition:
         passes_per_step: Number of steps between two averages over replicas.
         is_mean: Whether gradients are means over microbatches instead of sums.
         options: Options of DistributedDataParallel.
+        is_sharded: Whether replicas of the same slices share the state of the optimizer.
     """
 
     def __init__(
@@ -36,12 +37,18 @@ class SinglePartition:
         passes_per_step: int,
         is_mean: bool,
         options: Mapping[str, Any],
+        is_sharded: bool = False,
     ) -> None:
         self.model = model
         self._mesh = mesh
         self._averages: list[Any] = []
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
-        if mesh is not None and len(mesh.ranks("tp")) > 1:
+        if mesh is not None and len(mesh.ranks("tp")) > 1 and is_sharded:
+            if len(mesh.ranks("rdp")) > 1 and is_trained:
+                self._averages = [
+                    DistributedDataParallel(model, process_group=mesh.step_group("rdp"), **options)
+                ]
+        elif mesh is not None and len(mesh.ranks("tp")) > 1:
             self._averages = averaged_by_class(model, mesh, options)
         elif mesh is not None and len(mesh.ranks("dp")) > 1 and is_trained:
             self._averages = [DistributedDataParallel(model, process_group=mesh.group("dp"), **options)]

@@ -109,6 +109,8 @@ class DistributedOptimizer(LossScaling):
         is_alone = not self.master_params_created
         if is_alone and not any(group["params"] for group in self.param_groups):
             return None
+        if state.model is not None:
+            state.model.finish_gradients()
         return super().step(closure)
 
     def keep_own(self, before: Mapping[nn.Parameter, str], own: Mapping[str, nn.Parameter]) -> None:

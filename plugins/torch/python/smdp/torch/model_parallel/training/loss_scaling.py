@@ -161,6 +161,7 @@ class LossScaling(VirtualParameters):
         Returns:
             The norm before clipping, without the loss scale; -1 after an overflow of a dynamic scale.
         """
+        state.model.finish_gradients()
         if isinstance(self.inner, MixedPrecision | ScaledShards):
             return self.inner.clip_master_grads(max_norm, norm_type)
         pipe = state.model.pipe
