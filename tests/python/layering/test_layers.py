@@ -176,13 +176,14 @@ ROOMS: dict[str, set[str]] = {
     "model_parallel.modules": _BELOW_ENGINE
     | {"model_parallel.job", "pipelining.engine", "pipelining.pipelined", "pipelining.state_dicts"}
     | {"model_parallel.nn", "model_parallel.tensor_parallelism"}
-    | {"data_parallel", "initialization", "mesh", "offload", "precision", "sharded_parameters"}
+    | {"data_parallel", "initialization", "mesh", "offload", "precision", "sharded_parameters", "sharding"}
     | {"tensor_parallelism"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
     | {"model_parallel.tensor_parallelism"}
     | {"precision", "recompute", "sharded_parameters", "sharding", "mesh", "optimizers"},
-    "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"},
+    "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"}
+    | {"pipelining.state_dicts", "precision", "sharding"},
 }
 MAY_IMPORT |= {
     f"smdp.torch.{room}": {"smdp", "torch"} | {f"smdp.torch.{other}" for other in others}

@@ -1,4 +1,4 @@
-"""Sharded data parallelism under SMP's API: it trains as plain data parallelism does, and clips by default."""
+"""Sharded data parallelism under SMP's API: it trains as plain data parallelism does, and clips."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def two_of_four() -> None:
         assert total == sum(each.numel() for each in expected.values()) - expected["head.weight"].numel()
         assert own == pytest.approx((total - small) / degree + small, rel=0.05)
         assert job.optimizer.ds_param_shard_group.size() == degree
-        with pytest.raises(RuntimeError, match="every rank gathers parameters from others"):
+        with pytest.raises(RuntimeError, match="every rank gathers parameters from the others"):
             job.model.join()
         job.end()
 

@@ -130,13 +130,13 @@ class ScaledShards(OptimizerLink):
             (self._found,) = self._agreement.any(has_overflow(self._parameters()))
         return self._found
 
-    @torch.no_grad()
     def _divide(self) -> None:
         if self._is_divided or self.loss_scale == 1.0:
             return
         self._is_divided = True
-        for parameter in self._parameters():
-            gradient = parameter.grad
-            if gradient is not None:
-                own = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
-                own.mul_(1.0 / self.loss_scale)
+        with torch.no_grad():
+            for parameter in self._parameters():
+                gradient = parameter.grad
+                if gradient is not None:
+                    own = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+                    own.mul_(1.0 / self.loss_scale)

@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 _NEWEST = "newest"
 _EVERYONE = (
-    "With shard_optimizer_state or sharded_data_parallel_degree above 1, all ranks of the job must call smp.save_checkpoint(), not"
-    " only those with smp.rdp_rank() 0."
+    "With shard_optimizer_state or sharded_data_parallel_degree above 1, all ranks of the job must call"
+    " smp.save_checkpoint(), not only those with smp.rdp_rank() 0."
 )
 
 
@@ -134,8 +134,8 @@ def resume_from_checkpoint(
                 is read from `model.safetensors` if `pytorch_model.bin` does not exist.
         strict: Whether the names must match those of the model.
         load_optimizer: Whether to load the optimizer of a partial checkpoint, if it has one.
-        load_sharded_optimizer_state: Whether to load all of the optimizer of a partial checkpoint if its state
-            was sharded; otherwise only masters and the loss scale. The number of replicas may differ.
+        load_sharded_optimizer_state: Whether to load all of the optimizer of a partial checkpoint if its
+            state was sharded; otherwise only masters and the loss scale. The number of replicas may differ.
         translate_function: Translates the names of a whole model to those of the DistributedModel's model.
             None: names of transformers are translated for models that tensor parallelism has replaced.
 

@@ -1,8 +1,8 @@
 """Partial checkpoints with sharded data parallelism: flat shards of parameters and of optimizer state.
 
 model_{i}.pt      buffers and parameters that are not trained, under the key "module"
-optimizer_{i}.pt  shard i: for each group of the optimizer, one flat tensor with ceil(elements / shards) elements
-                  of each parameter, the last of which are padding; the optimizer's state in the same form
+optimizer_{i}.pt  shard i: for each group of the optimizer, one flat tensor with ceil(elements / shards)
+                  elements of each parameter, the last of which are padding; its state in the same form
 user_content.pt   also "buffer_names", and "param_shapes" by group, in the order of the flat tensors
 """
 
@@ -96,7 +96,7 @@ class SavedShard:
         return part
 
     def _states(self, parameters: Sequence[Tensor], states: Mapping[Any, Any]) -> dict[str, Any]:
-        """Returns the state of a group: tensors like parameters as flat ones, and other values by parameter."""
+        """Returns the state of a group: flat tensors for those like parameters, other values by parameter."""
         found = [states.get(each, {}) for each in parameters]
         keys = {
             key: value.dtype

@@ -27,7 +27,7 @@ _SUFFIX = "_partial"
 _USER_CONTENT = "user_content.pt"
 # The partition and the contents of the checkpoint. This file is written last.
 _DECISION = "partition_decision.pt"
-_CONTENT = "user_content"  # the key of a user content that is no dict, with sharded parameters
+_CONTENT = "user_content"  # the key of a user content that is not a dict, with sharded parameters
 _STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 
 
@@ -217,8 +217,8 @@ def _check_names(folder: Path, saved: ShardFiles, others: Mapping[str, Any]) -> 
     lacking = [name for name, _ in state.model.named_parameters() if name not in known]
     if lacking:
         raise ValueError(
-            f"[smdp] {folder} lacks {names_of(lacking)} of this model; load a checkpoint of the same model, or"
-            " pass strict=False"
+            f"[smdp] {folder} lacks {names_of(lacking)} of this model; load a checkpoint of the same model,"
+            " or pass strict=False"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,11 +19,11 @@ from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.averages_by_class import classify
 from smdp.torch.model_parallel.modules.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.modules.model_options import check_options
-from smdp.torch.model_parallel.modules.model_state import ModelState
 from smdp.torch.model_parallel.modules.offloading import offload_uncut
 from smdp.torch.model_parallel.modules.one_loss import as_one
 from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.modules.partitions import Partitions
+from smdp.torch.model_parallel.modules.replicas import Replicas
 from smdp.torch.model_parallel.modules.sharded_partition import ShardedPartition
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 from smdp.torch.model_parallel.modules.sixteen_bits import FP16_Module, lower_by_keys
@@ -42,7 +41,7 @@ _log = logging.getLogger(__name__)
 Hook = Callable[[Any, Any], None]
 
 
-class DistributedModel(ModelState):
+class DistributedModel(Replicas):
     """Wraps a model to train it in partitions. A script can create only one.
 
     With one partition the model is ready at once. With several partitions, the first step cuts it. Until
@@ -227,7 +226,7 @@ class DistributedModel(ModelState):
             if is_training and state.optimizer is not None:
                 state.optimizer.forget_gradients()
             results = self._body.run_step(program, parts, is_training=is_training)
-            if is_training:
+            if is_training and not self._body.is_between:
                 self.finish_gradients()
         finally:
             self._is_in_step = False
@@ -262,25 +261,6 @@ class DistributedModel(ModelState):
     def register_post_step_hook(self, hook: Hook) -> None:
         """Registers hook(model, optimizer), which is called after the first step."""
         self._step_hooks.append(hook)
-
-    def join(self) -> AbstractContextManager[Any]:
-        """Returns a context in which replicas may have different numbers of batches. Needs one partition.
-
-        Raises:
-            RuntimeError: There are several partitions, for which this is not supported yet, or only one
-                replica.
-        """
-        joined: AbstractContextManager[Any] = self._replicas("join()").join()
-        return joined
-
-    def register_comm_hook(self, state: Any, callable: Any) -> None:
-        """Registers a torch communication hook that averages gradients. Needs one partition.
-
-        Raises:
-            RuntimeError: There are several partitions, for which this is not supported yet, or only one
-                replica.
-        """
-        self._replicas("register_comm_hook()").register_comm_hook(state, callable)
 
     # The parts of the model.
 
@@ -432,25 +412,3 @@ class DistributedModel(ModelState):
     def _is_cut_over_ranks(self) -> bool:
         """Returns whether several ranks run a step, now or once the first step has cut the model."""
         return state.cfg.partitions > 1 and not isinstance(self._body, SinglePartition)
-
-    def _replicas(self, what: str) -> Any:
-        if isinstance(self._body, ShardedPartition):
-            raise RuntimeError(
-                f"[smdp] {what} needs replicas of a whole model, but with sharded_data_parallel_degree ="
-                f" {state.cfg.sharded_data_parallel_degree} every rank gathers parameters from others in each"
-                " step. Give all ranks the same number of batches, and leave hooks out."
-            )
-        if isinstance(self._body, SinglePartition) and self._body.replicas is not None:
-            return self._body.replicas
-        partitions, tensor = state.cfg.partitions, state.cfg.tensor_parallel_degree
-        if tensor > 1:
-            raise RuntimeError(
-                f"[smdp] {what} needs one group of replicas, but with tensor_parallel_degree = {tensor}"
-                " slices are averaged over RDP_GROUP and whole parameters over DP_GROUP"
-            )
-        why = (
-            "there is only one replica"
-            if partitions == 1
-            else f"it is not supported yet with partitions = {partitions}"
-        )
-        raise RuntimeError(f"[smdp] {what} needs replicas of a model in one partition: {why}")

@@ -24,10 +24,15 @@ class Partitions:
     Args:
         pipe: The pipelined module, with this rank's part of the model.
         is_mean: Whether gradients are means over microbatches instead of sums.
+
+    Attributes:
+        pipe: The pipelined module.
+        is_between: Whether replicas have not averaged gradients yet, which they do in every step.
     """
 
     def __init__(self, pipe: PipelinedModule, *, is_mean: bool) -> None:
         self.pipe = pipe
+        self.is_between = False
         self._is_mean = is_mean
         self._trained = self._own_trained()
 

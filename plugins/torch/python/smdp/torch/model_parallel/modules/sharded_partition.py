@@ -19,7 +19,7 @@ from smdp.torch.sharded_parameters.sharded_data_parallel import ShardedDataParal
 
 
 class _Shards(ShardedDataParallel):
-    """A `ShardedDataParallel` that may compute in fp16, because the optimizer of SMP's API scales the loss."""
+    """A `ShardedDataParallel` that may compute in fp16, as the optimizer of SMP's API scales the loss."""
 
     dtypes = (torch.bfloat16, torch.float16)
 

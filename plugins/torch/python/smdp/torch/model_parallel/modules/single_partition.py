@@ -70,6 +70,11 @@ class SinglePartition:
         """What averages all gradients; None if there is one replica, or if it depends on the parameter."""
         return self._averages[0] if len(self._averages) == 1 else None
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the last step has left gradients that replicas have not averaged yet."""
+        return self._passes % self._passes_per_step != 0
+
     def backward(self, loss: Tensor) -> None:
         """Runs the backward of a loss."""
         scaled(loss / self._divisor).backward()
