@@ -46,6 +46,8 @@ def alone(folder: Path, batch: int) -> Any:
         (2, TWO_PARTS, 2),
         (2, {**TWO_PARTS, "prescaled_batch": True}, 1),
         (4, {**TWO_PARTS, "partitions": 2}, 2),
+        (2, {**TWO_STAGES, "fp16": True}, 1),
+        (2, {**TWO_PARTS, "fp16": True}, 2),
     ],
 )
 def test_trains_as_one_process_and_resumes(
@@ -72,9 +74,11 @@ def test_trains_as_one_process_and_resumes(
         assert done.returncode == 0, done.stderr[-6000:]
     losses = found(jobs)["losses"]
     assert len(losses) == 20
-    assert all(abs(losses[step] - loss) <= 1.5e-4 for step, loss in expected["losses"].items())
+    is_fp16 = config.get("fp16", False)
+    bound = 2e-2 if is_fp16 else 1.5e-4
+    assert all(abs(losses[step] - loss) <= bound for step, loss in expected["losses"].items())
     for name in ("eval_loss", "eval_right", "eval_count"):
-        assert found(jobs)["metrics"][name] == pytest.approx(expected["metrics"][name], abs=1e-4)
+        assert found(jobs)["metrics"][name] == pytest.approx(expected["metrics"][name], abs=bound)
     names = {file.name for file in (jobs / "checkpoint-20").iterdir()}
     stages, parts = config["partitions"], config.get("tensor_parallel_degree", 1)
     places = [
