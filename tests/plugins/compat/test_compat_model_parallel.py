@@ -69,9 +69,8 @@ MNIST = [
 @pytest.mark.parametrize(
     ("launcher", "config", "ranks"),
     [
-        ("smdp run", *MNIST[0]),
         ("torchrun", *MNIST[1]),
-        *(slow("smdp run", *each) for each in MNIST[1:]),
+        *(slow("smdp run", *each) for each in MNIST),
         *(slow(each, *MNIST[0]) for each in LAUNCHERS),
         *(slow(each, *MNIST[3]) for each in LAUNCHERS),
     ],

@@ -36,7 +36,7 @@ def alone(folder: Path, batch: int) -> Any:
     return found(folder)
 
 
-@pytest.mark.timeout(360)  # four ranks in turn on two cores
+@pytest.mark.timeout(600)  # four ranks in turn on two cores
 @pytest.mark.skipif(not is_4, reason="from 5.0 on the Trainer makes no optimizer there; see the next test")
 @pytest.mark.parametrize(
     ("ranks", "config", "replicas"),
