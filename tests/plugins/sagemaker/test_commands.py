@@ -141,7 +141,9 @@ from sagemaker_training import environment, process, runner
 env = environment.Environment()
 environment.write_env_vars(env.to_env_vars())
 it = runner.get(runner.RunnerType.{kind}, env.user_entry_point, env.to_cmd_args(), env.to_env_vars())
-command = it._create_command() + process.ProcessRunner._create_command(it)
+command = it._create_command()
+if "mpi4py" not in command:
+    command += process.ProcessRunner._create_command(it)
 print(" ".join(command), flush=True)
 assert "{command}" in command and "mpi4py" in command
 raise SystemExit(subprocess.run(command, cwd=environment.code_dir).returncode)
