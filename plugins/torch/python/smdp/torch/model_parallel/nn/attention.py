@@ -129,12 +129,12 @@ class DistributedAttentionLayer(DistributedModule):
         names = ("hidden_states", "cross_states", "attention_mask")
         if self.cross_attention:
             hidden, cross, mask = checked_tuple(self, inputs, names)
-            others: tuple[Any, ...] = ()
+            positions = None
         else:
             more = ["position_ids"] if self.rotary_dim is not None else []
-            hidden, mask, *others = checked_tuple(self, inputs, (names[0], names[2]), *more)
-            cross = None
-        positions = others[0] if others else None
+            given = checked_tuple(self, inputs, (names[0], names[2]), *more)
+            hidden, cross, mask = given[0], None, given[1]
+            positions = given[2] if len(given) > 2 else None
         if not self._enters:
             return self.inside(hidden, mask, cross, positions)
         layout = self.layout

@@ -75,7 +75,8 @@ class Layout:
 
     def own_samples(self, tensor: Tensor) -> int:
         """Returns the number of this rank's samples, given those of all ranks."""
-        return tensor.shape[0] // (1 if self.is_prescaled else self.size)
+        samples: int = tensor.shape[0]
+        return samples if self.is_prescaled else samples // self.size
 
     def leave(self, tensor: Tensor) -> Tensor:
         """Returns this rank's samples, given those of all ranks."""
