@@ -23,10 +23,15 @@ SCALES = {"init_scale": 2.0**10, "scale_window": 2, "min_scale": 1}
 class Job:
     """A training script."""
 
-    def __init__(self, *, dynamic: bool = True, scale: float | None = None, **keys: Any) -> None:
+    def __init__(
+        self, *, dynamic: bool = True, scale: float | None = None, is_delayed: bool = False, **keys: Any
+    ) -> None:
         smp.init({"microbatches": 2, "ddp": True, "skip_tracing": True, "fp16": True, **keys})
         torch.manual_seed(0)
-        with smp.tensor_parallelism(enabled=smp.tp_size() > 1):
+        with (
+            smp.tensor_parallelism(enabled=smp.tp_size() > 1),
+            smp.delay_param_initialization(enabled=is_delayed),
+        ):
             module = Language(4)
         self.model = smp.DistributedModel(module)
         self.optimizer = smp.DistributedOptimizer(
@@ -127,6 +132,29 @@ def names() -> None:
     ratio = before[0].norm() / optimizer.fp16_groups[0][0].grad.norm()
     assert abs(ratio.item() - 0.5) < 1e-2
     job.end()
+
+
+def delayed() -> None:
+    """A model without memory has the values of an ordinary one, rounded."""
+    for keys in ({"partitions": 2}, {"tensor_parallel_degree": 2}):
+        found = []
+        for is_delayed in (False, True):
+            job = Job(is_delayed=is_delayed, **keys)
+            job.gradients(STEPS[0])
+            found.append({name: each.clone() for name, each in job.model.local_named_parameters()})
+            assert all(each.dtype is torch.float16 for each in found[-1].values())
+            job.end()
+        assert all(torch.equal(each, found[1][name]) for name, each in found[0].items()), keys
+    smp.init({"fp16_params": True, "ddp": True, "tensor_parallel_degree": 2})
+    with smp.tensor_parallelism():
+        inner = nn.Linear(4, 4)
+    model = smp.DistributedModel(nn.Sequential(inner, nn.LayerNorm(4)))
+    assert [each.dtype for each in model.parameters()] == [torch.float16] * 2 + [torch.float32] * 2
+    smp.shutdown()
+
+
+def test_delayed_initialization() -> None:
+    run(delayed, 2)
 
 
 def test_names_and_casts() -> None:
