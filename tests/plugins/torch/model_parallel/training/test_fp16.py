@@ -181,18 +181,14 @@ def test_positional_inputs_and_outputs_are_converted() -> None:
 def checkpoints() -> None:
     """Masters and the loss scale resume, also in another layout, and without moments."""
     folder = Path(os.environ["SMDP_TEST_FOLDER"])
-    for number, keys in enumerate(
-        ({"partitions": 2, "shard_optimizer_state": True}, {"tensor_parallel_degree": 2})
-    ):
+    for number, kind in enumerate(("partitions", "tensor_parallel_degree")):
+        keys: dict[str, Any] = {kind: 2, "shard_optimizer_state": True}
         root = folder / str(number)
         job = Job(**keys)
         for batch in STEPS[:3]:
             job.train(batch)
-        if keys.get("shard_optimizer_state") or smp.rdp_rank() == 0:
-            smp.save_checkpoint(root, "three", True, job.model, job.optimizer)
-            smp.save(
-                job.optimizer.local_state_dict(gather_if_shard=False), root / "optimizer.pt", v3=number == 0
-            )
+        smp.save_checkpoint(root, "three", True, job.model, job.optimizer)
+        smp.save(job.optimizer.local_state_dict(gather_if_shard=False), root / "optimizer.pt", v3=True)
         whole, state = job.model.state_dict(), copy.deepcopy(job.optimizer.state_dict())
         job.train(STEPS[3])
         final = {name: each.clone() for name, each in job.model.local_named_parameters()}
@@ -203,7 +199,12 @@ def checkpoints() -> None:
             job.train(STEPS[3])
             assert job.optimizer.loss_scale == 2.0**12, (layout, job.optimizer.loss_scaler.state())
             found = dict(job.model.local_named_parameters())
-            assert all(torch.equal(found[name], each) for name, each in final.items()), layout
+            # Without shards, whole parameters of slices are averaged in one sum instead of two.
+            atol = 0 if number == 0 else 2e-3
+            assert all(torch.allclose(found[name], each, atol=atol) for name, each in final.items()), layout
+            if layout["shard_optimizer_state"]:
+                job.optimizer.load_state_dict(smp.load(root / "optimizer.pt", partial=True))
+                assert job.optimizer.loss_scale == 2.0**11
             job.end()
         names = {path.name.partition("_s")[0] for path in (root / "three_partial").glob("fp16*")}
         assert names == {"fp16"}
