@@ -83,13 +83,15 @@ class Configuration:
         sdp_hierarchical_allgather: Has no effect: the core chooses the algorithm.
         sdp_gradient_clipping: With sharded data parallelism, the largest norm of the gradients, to which
             `optimizer.step()` clips them.
+        load_partition: Whether the model is cut as `partition_file` says.
+        partition_file: A JSON file. Without `load_partition`, the first rank writes the partition to it.
         schedule: Only in smdp:  one of `smdp.pipeline.SCHEDULES`; takes precedence over `pipeline`.
         virtual_stages: Only in smdp:  virtual stages per rank. Default: the usual number for the schedule.
         seed: Only in smdp:  seed for dropout. Default: that of rank 0.
         offload_directory: Only in smdp:  a directory on a local disk of each host, for `offload_activations`
             of models on the CPU. Default: these stay in memory.
 
-    The other keys belong to TensorFlow or to what smdp does in another way, and must have their defaults.
+    The other keys belong to TensorFlow and must have their defaults.
     """
 
     partitions: int = _key(1, validation.count)
@@ -128,18 +130,11 @@ class Configuration:
     sdp_hierarchical_allgather: bool = _key(True, validation.flag)
     sdp_gradient_clipping: float = _key(1.0, validation.positive)
 
+    load_partition: bool = _key(False, validation.flag)
+    partition_file: str = _key("", validation.text)
+
     contiguous: bool = _key(True, validation.flag, "is for TensorFlow only")
     horovod: bool = _key(False, validation.flag, "is for TensorFlow only; use `ddp` for data parallelism")
-    load_partition: bool = _key(
-        False,
-        validation.flag,
-        "is not supported: a checkpoint stores its partition, and smp.set_partition sets one by hand",
-    )
-    partition_file: str = _key(
-        "",
-        validation.text,
-        "is not supported: a checkpoint stores its partition, and smp.set_partition sets one by hand",
-    )
 
     @property
     def pipeline_parallel_degree(self) -> int:
@@ -236,6 +231,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
             "[smdp] shard_optimizer_state = True and sharded_data_parallel_degree ="
             f" {values['sharded_data_parallel_degree']} exclude each other, because sharded data parallelism"
             " shards the optimizer's state as well. Remove shard_optimizer_state."
+        )
+    if values.get("load_partition") and not values.get("partition_file"):
+        raise ValueError(
+            "[smdp] load_partition = True needs partition_file, the file in which an earlier job has written"
+            " the partition. Got no partition_file."
         )
     _check_16_bits(values)
     tensor = values.get("tensor_parallel_degree", 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from smdp.torch.model_parallel.modules.first_call import arguments_of_first_call
 from smdp.torch.model_parallel.modules.model_options import check_options
 from smdp.torch.model_parallel.modules.offloading import offload_uncut
 from smdp.torch.model_parallel.modules.one_loss import as_one
+from smdp.torch.model_parallel.modules.partition_file import read_partition, write_partition
 from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.modules.partitions import Partitions
 from smdp.torch.model_parallel.modules.replicas import Replicas
@@ -385,6 +387,9 @@ class DistributedModel(Replicas):
             example = arguments_of_first_call(program, part)
         if self._device is not None and not self._is_delayed():
             self._model.to(self._device)
+        if self._decision is None and state.cfg.load_partition:
+            path = Path(state.cfg.partition_file)
+            self._decision = on_every_rank(lambda: read_partition(path))[0]
         pipe = split(self._model, state.running.mesh, state.cfg, example, self._decision, self._device)
         pipe.steps = self._steps
         self._body = Partitions(pipe, is_mean=self._is_mean)
@@ -393,9 +398,16 @@ class DistributedModel(Replicas):
             optimizer.keep_own(before, dict(pipe.named_parameters()))
             optimizer.shard()
         on_every_rank(self._load_deferred, state.running.mesh.group("mp"))
+        if state.cfg.partition_file and not state.cfg.load_partition:
+            on_every_rank(lambda: self._write_partition(Path(state.cfg.partition_file)))
         if dist.get_rank() == 0:
             lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]
             _log.info("Partition assignments:\n%s", "\n".join(lines))
+
+    def _write_partition(self, path: Path) -> None:
+        assert self._body is not None
+        if dist.get_rank() == 0:
+            write_partition(path, self._body.decision, self._body.rank_of)
 
     def _average_slices(self) -> None:
         """Averages sharded gradients of whole parameters over the ranks of a tensor-parallel group."""

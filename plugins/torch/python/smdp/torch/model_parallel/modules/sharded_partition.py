@@ -15,6 +15,7 @@ from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 from smdp.torch.model_parallel.modules.slices_of_state import joined_state
 from smdp.torch.precision.lowered_model import lower_buffers, raise_outputs
+from smdp.torch.sharded_parameters.preconditions import check_arguments
 from smdp.torch.sharded_parameters.sharded_data_parallel import ShardedDataParallel
 
 
@@ -50,6 +51,7 @@ class ShardedPartition(SinglePartition):
         broadcast_buffers: bool,
     ) -> None:
         super().__init__(model, None, passes_per_step=passes_per_step, is_mean=is_mean, options={})
+        check_arguments(model, {}, {}, 1)  # before the model is changed
         dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
         if dtype is not None:
             _raise_parameters(model)

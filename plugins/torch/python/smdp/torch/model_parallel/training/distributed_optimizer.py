@@ -239,7 +239,7 @@ class DistributedOptimizer(LossScaling):
 
     def _with_other_shards(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state that this shard forms with those that the other replicas load."""
-        group = state.running.mesh.group("dp")
+        group = state.running.mesh.group("rdp")
         shards: list[Any] = [None] * group.size()
         dist.all_gather_object(shards, dict(own), group=group)
         return joined_part(shards)
