@@ -78,11 +78,12 @@ MNIST = [
 def test_mnist(launcher: str, config: dict[str, Any], ranks: int, tmp_path: Path) -> None:
     """The configuration comes from the variable, as SageMaker sets it."""
     pytest.importorskip("sklearn")
-    words = ["--save", str(tmp_path / "model.pt")]
+    partitions, degree = config.get("partitions", 1), config.get("tensor_parallel_degree", 1)
+    batch = min(64, 128 * partitions // ranks)  # enough steps for many replicas
+    words = ["--save", str(tmp_path / "model.pt"), "--batch-size", str(batch)]
     check(
         launcher, "smp_mnist.py", *words, ranks=ranks, seconds=240, SM_HP_MP_PARAMETERS=parameters(**config)
     )
-    partitions, degree = config.get("partitions", 1), config.get("tensor_parallel_degree", 1)
     suffixes = [f"_{stage}_{part}" for stage in range(partitions) for part in range(degree)]
     if degree == 1:
         suffixes = [f"_{stage}" for stage in range(partitions)]
