@@ -25,7 +25,8 @@ BUILT = DOCS / "_build" / "html"
 # Programs, and names that have pages of their own: horovod.md, sagemaker.md, sagemaker_model_parallel.md.
 NOT_IN_THE_REFERENCE = re.compile(
     r"smdp\.(cli|compat\.(horovod|sagemaker)|_\w+"
-    r"|torch\.(plugin_support|model_parallel\.(nn|optimizers|utils|training\.patches)))\b"
+    r"|torch\.(plugin_support|model_parallel\.(nn|fp16|optimizers|utils|training\.patches"
+    r"|checkpoints\.sharded_data_parallel_checkpoint)))\b"
 )
 
 

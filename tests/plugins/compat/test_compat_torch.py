@@ -8,7 +8,7 @@ import pytest
 from launchers import check, pairs, start
 from snippets import passes
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 LAUNCHERS = ["smdp run", "torchrun", "mpirun", "mpirun and a variable"]
@@ -95,62 +95,3 @@ def test_sums_by_address_over_another_backend() -> None:
         "    raise SystemExit('gloo must fail')\n",
         SMDP_COMPAT="1",
     )
-
-
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        "smdp run",
-        pytest.param("torchrun", marks=pytest.mark.slow),
-        pytest.param("mpirun and a variable", marks=pytest.mark.slow),
-    ],
-)
-def test_model_parallel_script(launcher: str, tmp_path: Path) -> None:
-    """The configuration comes from the variable, as SageMaker sets it."""
-    parameters = '{"ddp":true,"microbatches":4,"partitions":2,"pipeline":"interleaved"}'
-    check(launcher, "smp_torch.py", "--save", str(tmp_path / "model.pt"), SM_HP_MP_PARAMETERS=parameters)
-    assert {file.name for file in tmp_path.iterdir()} == {"model.pt_0", "model.pt_1"}
-
-
-def test_model_parallel_gpt_script(tmp_path: Path) -> None:
-    """What scripts for GPT-2 and GPT-NeoX have in common."""
-    pytest.importorskip("transformers")
-    done = start("smdp run", "smp_gpt.py", "--checkpoints", str(tmp_path))
-    assert done.returncode == 0 and done.stdout.count(" trained") == 2, done.stderr[-6000:]
-    assert (tmp_path / "newest").read_text() == "last"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        (2, []),
-        pytest.param(2, ["--prescaled_batch=0", "--optimize=memory"], marks=pytest.mark.slow),
-        pytest.param(4, ["--partitions=2"], marks=pytest.mark.slow),
-        pytest.param(4, ["--prescaled_batch=0"], marks=pytest.mark.slow),
-    ],
-)
-def test_tensor_parallel_gpt_script(ranks: int, words: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    done = start("smdp run", "smp_gpt_tensor.py", "--checkpoints", str(tmp_path), *words, ranks=ranks)
-    assert done.returncode == 0 and done.stdout.count(" trained") == ranks, done.stderr[-6000:]
-
-
-@pytest.mark.slow
-def test_model_parallel_gpt_script_with_sharded_state(tmp_path: Path) -> None:
-    """One key of the configuration shards the optimizer's state of two replicas, and changes no bit."""
-    pytest.importorskip("transformers")
-    trained = []
-    for folder, parameters in (("whole", "{}"), ("shards", '{"shard_optimizer_state": true}')):
-        words = ["--checkpoints", str(tmp_path / folder)]
-        done = start("smdp run", "smp_gpt.py", *words, ranks=4, SM_HP_MP_PARAMETERS=parameters)
-        assert done.returncode == 0, done.stderr[-6000:]
-        saved = tmp_path / folder / "last_partial"
-        trained.append([torch.load(saved / f"model_{stage}_0.pt") for stage in range(2)])
-    assert {file.name for file in saved.glob("optimizer*")} == {
-        f"optimizer_{stage}_0_{replica}.pt" for stage in range(2) for replica in range(2)
-    }
-    for one, other in zip(*trained, strict=True):
-        assert one.keys() == other.keys()
-        assert all(
-            torch.equal(torch.as_tensor(each), torch.as_tensor(other[name])) for name, each in one.items()
-        )

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from containers import HAS_TOOLKIT, SCRIPTS, Container
@@ -100,30 +101,51 @@ def test_wrong_words(tmp_path: Path) -> None:
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 @pytest.mark.skipif(not HAS_TOOLKIT, reason="sagemaker-training is not installed")
 @pytest.mark.timeout(300)
-def test_the_toolkits_own_runner_of_smddp_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "more", "kind", "command"),
+    [
+        (
+            SCRIPTS / "smddp_digits.py",
+            {"epochs": 40, "sagemaker_distributed_dataparallel_enabled": True},
+            "SMDataParallel",
+            "smddprun",
+        ),
+        (
+            SCRIPTS.parents[1] / "compat" / "scripts" / "smp_mnist.py",
+            {
+                "sagemaker_mpi_enabled": True,
+                "mp_parameters": {"ddp": True, "partitions": 1, "tensor_parallel_degree": 2},
+            },
+            "MPI",
+            "smddpmprun",
+        ),
+    ],
+    ids=["smddp", "smp"],
+)
+def test_the_toolkits_own_runner_trains(
+    script: Path, more: dict[str, Any], kind: str, command: str, tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not here")
     container = Container(
         tmp_path / "ml",
-        (SCRIPTS / "smddp_digits.py").read_text(),
-        hyperparameters={
-            "epochs": 40,
-            "sagemaker_distributed_dataparallel_enabled": True,
-            "sagemaker_mpi_num_of_processes_per_host": 2,
-        },
+        script.read_text(),
+        hyperparameters={**more, "sagemaker_mpi_num_of_processes_per_host": 2},
     )
-    # What it does with distribution={"smdistributed": {"dataparallel": {"enabled": True}}}, but for sshd.
-    run_it = """
+    # What it does with distribution={"smdistributed": ...}, but for sshd.
+    run_it = f"""
 import subprocess
 from sagemaker_training import environment, process, runner
 env = environment.Environment()
 environment.write_env_vars(env.to_env_vars())
-it = runner.get(runner.SMDataParallelRunnerType, env.user_entry_point, env.to_cmd_args(), env.to_env_vars())
-command = it._create_command() + process.ProcessRunner._create_command(it)
+it = runner.get(runner.RunnerType.{kind}, env.user_entry_point, env.to_cmd_args(), env.to_env_vars())
+command = it._create_command()
+if "mpi4py" not in command:
+    command += process.ProcessRunner._create_command(it)
 print(" ".join(command), flush=True)
-assert "smddprun" in command and "mpi4py" in command
+assert "{command}" in command and "mpi4py" in command
 raise SystemExit(subprocess.run(command, cwd=environment.code_dir).returncode)
 """
     container.variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -139,6 +161,9 @@ raise SystemExit(subprocess.run(command, cwd=environment.code_dir).returncode)
         process = cluster.start(0, words, container.variables)
         told = process.communicate(timeout=250)[0]
     assert process.returncode == 0, told
+    if kind == "MPI":
+        assert float(re.findall(r"accuracy ([\d.]+) on 2 ranks", told)[0]) > 0.85
+        return
     found = sorted(re.findall(r"accuracy ([\d.]+), rank (\d) of 2, local (\d)", told), key=lambda row: row[1])
     assert [row[1:] for row in found] == [("0", "0"), ("1", "1")], told
     assert float(found[0][0]) > 0.85

@@ -159,7 +159,7 @@ ROOMS: dict[str, set[str]] = {
     | {"pipelining.engine", "pipelining.analysis", "pipelining.state_dicts"}
     | {"initialization", "mesh", "offload", "process_group", "recompute", "tensor_parallelism"},
     "precision": {"pipelining.pipelined", "pipelining.tensors", "sharded_parameters", "sharding"}
-    | {"mesh", "optimizers"},
+    | {"initialization", "mesh", "optimizers"},
     "checkpoints": {"pipelining.pipelined", "pipelining.state_dicts", "precision"}
     | {"sharded_parameters", "sharding"}
     | {"optimizers", "mesh"},
@@ -176,12 +176,14 @@ ROOMS: dict[str, set[str]] = {
     "model_parallel.modules": _BELOW_ENGINE
     | {"model_parallel.job", "pipelining.engine", "pipelining.pipelined", "pipelining.state_dicts"}
     | {"model_parallel.nn", "model_parallel.tensor_parallelism"}
-    | {"data_parallel", "initialization", "mesh", "offload", "tensor_parallelism"},
+    | {"data_parallel", "initialization", "mesh", "offload", "precision", "sharded_parameters", "sharding"}
+    | {"tensor_parallelism"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
     | {"model_parallel.tensor_parallelism"}
-    | {"precision", "recompute", "sharding", "mesh", "optimizers"},
-    "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"},
+    | {"precision", "recompute", "sharded_parameters", "sharding", "mesh", "optimizers"},
+    "model_parallel.checkpoints": {"model_parallel.job", "model_parallel.training", "checkpoints", "mesh"}
+    | {"pipelining.state_dicts", "precision", "sharding"},
 }
 MAY_IMPORT |= {
     f"smdp.torch.{room}": {"smdp", "torch"} | {f"smdp.torch.{other}" for other in others}

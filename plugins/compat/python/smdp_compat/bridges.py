@@ -21,8 +21,8 @@ from smdp_compat.job_variables import is_data_parallel
 from smdp_compat.model_parallel_bridges import (
     accelerate_counts_replicas,
     accelerated_optimizer_saves_its_part,
-    trainer_5_makes_no_optimizer,
     trainer_computes_on_cpu,
+    trainer_makes_an_optimizer,
 )
 
 _Undo = Callable[[], None]
@@ -188,7 +188,7 @@ def _accelerate_wraps_the_model(module: Any) -> _Undo:
 def _trainer_on_paths_of_sagemaker(module: Any) -> _Undo:
     """The Trainer's code for SageMaker's libraries lacks a barrier, an optimizer, or autocast."""
     return _together(
-        module, trainer_5_makes_no_optimizer, _ranks_wait_for_the_checkpoint, _accelerate_wraps_the_model
+        module, trainer_makes_an_optimizer, _ranks_wait_for_the_checkpoint, _accelerate_wraps_the_model
     )
 
 

@@ -47,6 +47,8 @@ def accelerate_counts_replicas(module: Any) -> _Undo:
             from smdp.torch import model_parallel as smp
 
             kwargs |= {"num_processes": smp.dp_size(), "process_index": smp.dp_rank()}
+            if smp.state.cfg.prescaled_batch:
+                kwargs |= {"num_processes": smp.rdp_size(), "process_index": smp.rdp_rank()}
         return loader(*args, **kwargs)
 
     @functools.wraps(gather)
@@ -58,9 +60,11 @@ def accelerate_counts_replicas(module: Any) -> _Undo:
         from smdp.torch import model_parallel as smp
         from smdp.torch.plugin_support import map_tensors
 
+        group = smp.RDP_GROUP if smp.state.cfg.prescaled_batch else smp.DP_GROUP
+
         def over_replicas(part: Any) -> Any:
             return torch.cat(
-                [each.reshape(-1) if each.dim() == 0 else each for each in smp.allgather(part, smp.DP_GROUP)]
+                [each.reshape(-1) if each.dim() == 0 else each for each in smp.allgather(part, group)]
             )
 
         return map_tensors(over_replicas, tensor)
@@ -86,19 +90,30 @@ def accelerate_counts_replicas(module: Any) -> _Undo:
 
 def accelerated_optimizer_saves_its_part(module: Any) -> _Undo:
     """The Trainer saves each rank's part of the optimizer, but Accelerate has wrapped the optimizer."""
+    names = ("local_state_dict", "clip_master_grads")
 
-    def local_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.optimizer.local_state_dict(*args, **kwargs)
+    def passed_on(name: str) -> Callable[..., Any]:
+        return lambda self, *args, **kwargs: getattr(self.optimizer, name)(*args, **kwargs)
 
-    module.AcceleratedOptimizer.local_state_dict = local_state_dict
-    return lambda: delattr(module.AcceleratedOptimizer, "local_state_dict")
+    for name in names:
+        setattr(module.AcceleratedOptimizer, name, passed_on(name))
+
+    def undo() -> None:
+        for name in names:
+            delattr(module.AcceleratedOptimizer, name)
+
+    return undo
 
 
-def trainer_5_makes_no_optimizer(module: Any) -> _Undo:
-    """From transformers 5.0 on, the Trainer cannot train in jobs of SageMaker Model Parallel."""
-    plain = module.Trainer.train
+def trainer_makes_an_optimizer(module: Any) -> _Undo:
+    """From transformers 5.0 on, the Trainer cannot train in jobs of SageMaker Model Parallel.
+
+    Before, it makes the optimizer of the model that it has not wrapped yet, whose modules tensor parallelism
+    has replaced.
+    """
     if int(version("transformers").partition(".")[0]) < 5:
-        return lambda: None
+        return _optimizer_of_wrapped_model(module)
+    plain = module.Trainer.train
 
     @functools.wraps(plain)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +128,20 @@ def trainer_5_makes_no_optimizer(module: Any) -> _Undo:
 
     module.Trainer.train = train
     return lambda: setattr(module.Trainer, "train", plain)
+
+
+def _optimizer_of_wrapped_model(module: Any) -> _Undo:
+    plain = module.Trainer._wrap_model
+
+    @functools.wraps(plain)
+    def _wrap_model(self: Any, model: Any, training: bool = True, **kwargs: Any) -> Any:
+        found = plain(self, model, training, **kwargs)
+        if training and _is_model_parallel():
+            self.model_wrapped = found
+        return found
+
+    module.Trainer._wrap_model = _wrap_model
+    return lambda: setattr(module.Trainer, "_wrap_model", plain)
 
 
 def _is_model_parallel() -> bool:

@@ -1,5 +1,6 @@
 """A Trainer script that knows nothing of smdp: transformers 4.57 has a path of its own for SMP."""
 
+import contextlib
 import sys
 from pydoc_data.topics import topics
 
@@ -12,7 +13,13 @@ assert is_sagemaker_mp_enabled() or sys.argv[1] == "alone"
 set_seed(0)
 shape = {"n_embd": 32, "n_layer": 4, "n_head": 2, "n_positions": 32, "vocab_size": 256}
 shape |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
+context = contextlib.nullcontext()
+if is_sagemaker_mp_enabled():
+    import smdistributed.modelparallel.torch as smp
+
+    context = smp.tensor_parallelism(enabled=smp.tp_size() > 1)
+with context:
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
 data = torch.frombuffer(bytearray(topics["assert"].encode() * 20), dtype=torch.uint8).long()
 first = torch.tensor([-100])  # not predicted; on its own path the Trainer divides by what is counted there
 rows = [

@@ -520,7 +520,7 @@ def wrong_use() -> None:
             _ = smp.stepp
 
         train(model, optimizer)
-        with refused("needs replicas of a model in one partition"):
+        with refused("with partitions = 2, the core averages the gradients of each stage"):
             model.register_comm_hook(None, None)
         with refused("it has no module 'nothing'"):
             model.get_module_partition("nothing")

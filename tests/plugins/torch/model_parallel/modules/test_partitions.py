@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,34 @@ def any_order() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def from_a_file() -> None:
+    """A partition that one job has written is that of the next, whatever its own choice would be."""
+    path = Path(os.environ["SMDP_TEST_FOLDER"], "partition.json")
+    keys = {"partitions": 2, "microbatches": MICROBATCHES, "ddp": True, "skip_tracing": True}
+    found = []
+    for more in (
+        {"auto_partition": False, "default_partition": 0, "partition_file": str(path)},
+        {"partition_file": str(path), "load_partition": True},
+    ):
+        smp.init({**keys, **more})
+        model = smp.DistributedModel(made(Model))
+        smp.set_partition(model.get_module().layers[0], 1)
+        train_step(model, STEPS[0]["x"], STEPS[0]["y"])
+        found.append(model.partition)
+        smp.barrier()
+        smp.shutdown()
+    assert found[0] == found[1] and found[0]["layers.0"] == 1
+    smp.init({**keys, "partition_file": str(path.with_name("missing")), "load_partition": True})
+    model = smp.DistributedModel(made(Model))
+    with pytest.raises(ValueError, match="run once with load_partition = False"):
+        train_step(model, STEPS[0]["x"], STEPS[0]["y"])
+    smp.shutdown()
+
+
+def test_a_partition_from_a_file(tmp_path: Path) -> None:
+    run(from_a_file, 2, env={"SMDP_TEST_FOLDER": str(tmp_path)})
+
+
 def test_any_order(ranks: int) -> None:
     run(any_order, ranks)
 

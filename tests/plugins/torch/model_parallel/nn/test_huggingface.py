@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -79,9 +80,11 @@ def test_masks_of_old_versions() -> None:
 def batch(name: str, rank: int) -> dict[str, Any]:
     ids = torch.randint(3, 23, (2, 6), generator=torch.Generator().manual_seed(rank))
     mask = torch.ones(2, 6, dtype=torch.int64)
-    mask[1, 4:] = 0
+    mask[1, 4 + 2 * (rank % 2) :] = 0  # those of odd ranks hide nothing
     labels = torch.tensor([1, 2]) if name == "roberta" else ids
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    # Two texts in one row, as scripts pack them, at another place on each rank.
+    packed = {"position_ids": torch.arange(6).roll(rank + 1).expand(2, 6)} if name == "gptj" else {}
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels, **packed}
 
 
 def every_model(*names: str, **more: Any) -> None:
@@ -144,10 +147,15 @@ def arguments_and_refusals() -> None:
         model(**given, shift_labels=given["labels"])
     with pytest.raises(ValueError, match=r"takes \(samples, sequence\)"):
         model(given["input_ids"], attention_mask=torch.ones(2, 1, 6, 6))
-    model = distributed(models()["gptj"])
-    model(given["input_ids"], position_ids=torch.arange(6)[None])
+    torch.manual_seed(5)
+    plain = models()["gptj"]
+    model, packed = distributed(copy.deepcopy(plain)), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    own, theirs = (each(given["input_ids"], position_ids=packed).logits for each in (model, plain))
+    torch.testing.assert_close(own, theirs, rtol=1e-6, atol=1e-6)
+    smp.state.model = None
+    model = smp.nn.DistributedTransformerLMHead(1, 2, 4, 8, 8, 23, num_positions=0, causal_mask_size=6)
     with pytest.raises(ValueError, match="are not 0 to 5 in each sample"):
-        model(given["input_ids"], position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+        model((given["input_ids"], None, None, packed, None))
     model = distributed(models()["bert"])
     with pytest.raises(ValueError, match="has different rows"):
         model(given["input_ids"], attention_mask=torch.zeros(6, 6).tril().expand(2, 1, 6, 6) + torch.eye(6))
@@ -158,7 +166,7 @@ def arguments_and_refusals() -> None:
 
 
 def on_two_ranks() -> None:
-    every_model(tensor_parallel_degree=2)
+    every_model(tensor_parallel_degree=2, microbatches=2)  # of one sample
     arguments_and_refusals()
 
 

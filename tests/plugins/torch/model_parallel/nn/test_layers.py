@@ -77,7 +77,9 @@ def check(made: Any, plain: Any, size: int, order: tuple[int, ...]) -> None:
 def every_layer(degree: int, **more: Any) -> None:
     smp.init({"tensor_parallel_degree": degree, "ddp": True, **more})
     check(smp.nn.DistributedLinear(8, 6), nn.Linear(8, 6), 0, (0,))
-    check(smp.nn.DistributedLayerNorm(8), nn.LayerNorm(8), 0, (0,))
+    norm = smp.nn.DistributedLayerNorm(8)
+    assert isinstance(norm, smp.nn.FusedLayerNorm) and not isinstance(nn.Linear(2, 2), smp.nn.FusedLayerNorm)
+    check(norm, smp.nn.FusedLayerNorm(8), 0, (0,))
     for pre, post in ((True, False), (False, True), (True, True)):
         norms = {"pre_layernorm": pre, "post_layernorm": post}
         options: Any = {**NONE, **norms}

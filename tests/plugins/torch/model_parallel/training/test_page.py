@@ -11,7 +11,6 @@ from typing import Any
 import smdp.torch.model_parallel as smp
 from smdp.torch.model_parallel.job import configuration
 from smdp.torch.model_parallel.job.configuration import Configuration
-from smdp.torch.model_parallel.unsupported_names import _LATER
 
 PAGE = (Path(__file__).resolve().parents[5] / "docs" / "sagemaker_model_parallel.md").read_text(
     encoding="utf-8"
@@ -19,7 +18,7 @@ PAGE = (Path(__file__).resolve().parents[5] / "docs" / "sagemaker_model_parallel
 NAMES = set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", " ".join(re.findall(r"`([^`\n]+)`", PAGE))))
 # smdp's own, told on other pages.
 OURS = {"PipelinedModule", "GradScaler", "clip_grad_norm_", "delayed_initialization", "pipeline"}
-OURS |= {"annotations", "Any", "find_later"}  # imported
+OURS |= {"annotations", "Any"}  # imported
 
 
 def test_every_key_has_its_line() -> None:
@@ -29,15 +28,14 @@ def test_every_key_has_its_line() -> None:
 
 def test_every_name_has_its_line() -> None:
     public = {name for name, value in vars(smp).items() if not name.startswith("_") and not _is_file(value)}
-    classes = [smp.DistributedModel, *smp.DistributedModel.__bases__]
+    classes = [each for each in smp.DistributedModel.__mro__ if each.__module__.startswith("smdp.")]
     members = {name for each in classes for name in vars(each) if not name.startswith("_")}
     inherited = {"forward", "train", "named_parameters", "named_buffers", "named_modules", "pipe", "run_step"}
-    inherited |= {"agreed_inputs", "check_not_in_step"}
+    inherited |= {"agreed_inputs", "check_not_in_step", "finish_gradients", "shards", "averaging"}
     outputs = {name for name in vars(smp.StepOutput) if not name.startswith("_")}
     arguments = set(inspect.signature(smp.DistributedModel).parameters) - {"module"}
     expected = (public - OURS) | (members - inherited) | outputs | arguments
     assert expected - NAMES == set()
-    assert set(_LATER) <= NAMES
 
 
 def _is_file(value: Any) -> bool:

@@ -8,9 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from smdp.torch.initialization.delayed_initialization import delayed_initialization as delayed_initialization
+from smdp.torch.model_parallel import fp16 as fp16
 from smdp.torch.model_parallel import nn as nn
 from smdp.torch.model_parallel import optimizers as optimizers
 from smdp.torch.model_parallel import utils as utils
+from smdp.torch.model_parallel.checkpoints import (
+    sharded_data_parallel_checkpoint as sharded_data_parallel_checkpoint,
+)
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import load as load
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import save as save
 from smdp.torch.model_parallel.checkpoints.checkpoints import resume_from_checkpoint as resume_from_checkpoint
@@ -81,7 +85,6 @@ from smdp.torch.model_parallel.training.distributed_optimizer import (
 )
 from smdp.torch.model_parallel.training.step import step as step
 from smdp.torch.model_parallel.training.step_output import StepOutput as StepOutput
-from smdp.torch.model_parallel.unsupported_names import find_later
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule as PipelinedModule
 from smdp.torch.pipelining.pipelined.pipelining import pipeline as pipeline
 from smdp.torch.precision.clipping import clip_grad_norm_ as clip_grad_norm_
@@ -137,6 +140,7 @@ __all__ = [
     "dp_barrier",
     "dp_rank",
     "dp_size",
+    "fp16",
     "get_dp_group",
     "get_dp_process_group",
     "get_mp_group",
@@ -177,6 +181,7 @@ __all__ = [
     "set_activation_checkpointing",
     "set_partition",
     "set_tensor_parallelism",
+    "sharded_data_parallel_checkpoint",
     "shutdown",
     "size",
     "state",
@@ -192,5 +197,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a stand-in for a name of SMP that smdp does not implement yet, which raises when it is used."""
-    return find_later(name)
+    """Raises an error for a name that SMP does not have."""
+    raise AttributeError(f"[smdp] smdp.torch.model_parallel has no name {name!r}")

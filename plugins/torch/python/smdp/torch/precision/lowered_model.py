@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from smdp.torch.initialization.delayed_initialization import recording
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.pipelining.tensors.containers import map_tensors
 
@@ -63,15 +64,32 @@ def lower_precision(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> nn
             f" smdp.torch.lower_precision(model, {dtype}) before the model is wrapped or split."
         )
     check_parameters("lower_precision", model, dtype)
+    return lower(model, dtype)
+
+
+def lower(model: nn.Module, dtype: torch.dtype, *, keyword_inputs: bool = True) -> nn.Module:
+    """Converts a model as `lower_precision()` does, without its checks. A converted model is left alone.
+
+    Parameters without memory, as of `delayed_initialization()`, get their values in this dtype.
+
+    Args:
+        model: The model, which is changed in place.
+        dtype: The dtype.
+        keyword_inputs: Whether keyword arguments of the model are converted as well.
+    """
     if hasattr(model, _MARK):
         return model
     for module in model.modules():
-        if not isinstance(module, _KEPT):
-            _lower(module, dtype)
-    model.register_forward_pre_hook(_LoweredInputs(dtype), with_kwargs=True)
-    model.register_forward_hook(_RaisedOutputs(dtype))
+        lower_own(module, dtype)
+    model.register_forward_pre_hook(_LoweredInputs(dtype, keywords=keyword_inputs), with_kwargs=True)
+    raise_outputs(model, dtype)
     cast("Any", model)._smdp_lowered = dtype
     return model
+
+
+def raise_outputs(model: nn.Module, dtype: torch.dtype) -> None:
+    """Converts outputs of a model that have this dtype to 32 bits."""
+    model.register_forward_hook(_RaisedOutputs(dtype))
 
 
 def check_dtype(feature: str, dtype: object) -> None:
@@ -130,26 +148,44 @@ def _wrapper_of(model: nn.Module) -> str | None:
     return next((wrapper for wrapper in _WRAPPERS if wrapper in kinds), None)
 
 
-def _lower(module: nn.Module, dtype: torch.dtype) -> None:
-    """Converts what belongs to a module itself."""
+def lower_buffers(model: nn.Module, dtype: torch.dtype) -> None:
+    """Converts the buffers of a model, except those of batch norms."""
+    for module in model.modules():
+        if not isinstance(module, _KEPT):
+            _lower_own_buffers(module, dtype)
+
+
+def lower_own(module: nn.Module, dtype: torch.dtype) -> None:
+    """Converts what belongs to a module itself, unless it is a batch norm."""
+    if isinstance(module, _KEPT):
+        return
     for parameter in module._parameters.values():
         if parameter is not None and parameter.dtype is torch.float32:
-            parameter.data = parameter.data.to(dtype)
+            with recording(parameter):
+                parameter.data = parameter.data.to(dtype)
             if parameter.grad is not None:
                 parameter.grad = None  # it has the old dtype
+    _lower_own_buffers(module, dtype)
+
+
+def _lower_own_buffers(module: nn.Module, dtype: torch.dtype) -> None:
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.dtype is torch.float32:
-            module._buffers[name] = buffer.to(dtype)
+            with recording(buffer):
+                module._buffers[name] = buffer.to(dtype)
 
 
 class _LoweredInputs:
     """A forward pre-hook, as an object that can be copied and pickled with its model."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, *, keywords: bool) -> None:
         self._dtype = dtype
+        self._has_keywords = keywords
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return map_tensors(self._lowered, args), map_tensors(self._lowered, kwargs)
+        if self._has_keywords:
+            kwargs = map_tensors(self._lowered, kwargs)
+        return map_tensors(self._lowered, args), kwargs
 
     def _lowered(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if tensor.dtype in _FLOATS else tensor

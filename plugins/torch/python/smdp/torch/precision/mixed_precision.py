@@ -15,7 +15,7 @@ from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.precision.accepted_models import check_arguments, lowered
 from smdp.torch.precision.clipping import wide_norm_of_gradients
-from smdp.torch.precision.loss_scales import DynamicLossScale, check_scale, made_loss_scale
+from smdp.torch.precision.loss_scales import DynamicLossScale, LossScale, check_scale, made_loss_scale
 from smdp.torch.precision.overflows import Agreement, has_overflow
 from smdp.torch.precision.whole_masters import WholeMasters
 from smdp.torch.precision.wide_sums import WideSums
@@ -116,6 +116,11 @@ class MixedPrecision(OptimizerLink):
         check_scale("loss_scale", value)
         before, self._scale.value = self._scale.value, float(value)
         self._rescale(before)
+
+    @property
+    def loss_scaler(self) -> LossScale:
+        """The loss scale as an object."""
+        return self._scale
 
     @property
     def state(self) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from smdp.torch.mesh.cuts import mesh_of_slices
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
@@ -61,7 +62,9 @@ def has_overflow(parameters: Iterable[Tensor]) -> bool:
 def _own_values(gradient: Tensor | None) -> list[Tensor]:
     if gradient is None:
         return []
-    if isinstance(gradient, ShardedGradient):
+    if isinstance(gradient, DTensor):
+        values = [gradient.to_local()]
+    elif isinstance(gradient, ShardedGradient):
         values = gradient.averaged("a look for overflows")
     else:
         values = [gradient._values() if gradient.is_sparse else gradient]

@@ -23,17 +23,21 @@ class PrecisionOptimizer(OptimizerLink):
         return False
 
     def clip_master_grads(
-        self, max_norm: float, parameters: nn.Module | Iterable[Tensor] | None = None
+        self,
+        max_norm: float,
+        parameters: nn.Module | Iterable[Tensor] | None = None,
+        norm_type: float = 2.0,
     ) -> Tensor:
         """Scales gradients so that their norm is at most `max_norm`.
 
         Args:
             max_norm: The largest norm, above 0.
             parameters: The parameters of the gradients. Default: the parameters of the optimizer.
+            norm_type: The order of the norm.
 
         Returns:
             The norm before clipping.
         """
         if parameters is None:
             parameters = [each for group in self.param_groups for each in group["params"]]
-        return clip_grad_norm_(parameters, max_norm)
+        return clip_grad_norm_(parameters, max_norm, norm_type)

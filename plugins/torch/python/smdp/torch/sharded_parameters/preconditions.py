@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -88,13 +88,13 @@ def check_clip(clip: Any) -> None:
         )
 
 
-def check_dtype(dtype: Any) -> None:
+def check_dtype(dtype: Any, allowed: Collection[torch.dtype]) -> None:
     """Checks the type in which units compute.
 
     Raises:
-        ValueError: It is neither None nor bfloat16.
+        ValueError: It is neither None nor allowed.
     """
-    if dtype not in (None, torch.bfloat16):
+    if dtype is not None and dtype not in allowed:
         raise ValueError(
             f"[smdp] ShardedDataParallel: dtype = {shown(dtype)} is not supported; allowed: torch.bfloat16,"
             " or None. float16 needs a loss scale that all ranks agree on, and bfloat16 does not."

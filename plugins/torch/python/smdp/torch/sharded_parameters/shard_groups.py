@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ class ShardGroups(NamedTuple):
         replicas: The ranks that hold the same shard as this one.
         alone: This rank.
         device_type: The type of the model's device.
+        made: The groups that were created for the model.
     """
 
     everyone: ProcessGroupSmdp
@@ -28,6 +30,7 @@ class ShardGroups(NamedTuple):
     replicas: ProcessGroupSmdp
     alone: ProcessGroupSmdp
     device_type: str
+    made: list[ProcessGroupSmdp]
 
     @property
     def degree(self) -> int:
@@ -40,12 +43,25 @@ class ShardGroups(NamedTuple):
 
     def mesh_alone(self) -> DeviceMesh:
         """Returns a mesh of this rank with a group of its own."""
-        return DeviceMesh.from_group(_new_group([dist.get_rank()]), self.device_type)
+        return DeviceMesh.from_group(self._new_group([dist.get_rank()]), self.device_type)
 
     def mesh_beside(self) -> DeviceMesh:
         """Returns a mesh of the same ranks with a group of its own. All these ranks call it together."""
         ranks = dist.get_process_group_ranks(self.shards)
-        return DeviceMesh.from_group(_new_group(ranks), self.device_type)
+        return DeviceMesh.from_group(self._new_group(ranks), self.device_type)
+
+    def leave(self) -> None:
+        """Destroys the groups that were created for the model, so that torch can use their names again."""
+        while self.made:
+            group = self.made.pop()
+            # torch.distributed may have been destroyed, or initialized again without this group.
+            if dist.is_initialized():
+                with contextlib.suppress(ValueError):
+                    dist.destroy_process_group(group)
+
+    def _new_group(self, ranks: Sequence[int]) -> ProcessGroupSmdp:
+        self.made.append(_new_group(ranks))
+        return self.made[-1]
 
 
 def chosen_degree(degree: int | None, hosts: Sequence[Sequence[int]]) -> int:
@@ -97,7 +113,8 @@ def make_groups(everyone: ProcessGroupSmdp, degree: int, device_type: str) -> Sh
     replicas = everyone
     if degree > 1:
         replicas = alone if degree == len(ranks) else _new_group(ranks[place % degree :: degree])
-    return ShardGroups(everyone, shards, replicas, alone, device_type)
+    own = {id(each): each for each in (shards, replicas, alone) if each is not everyone}
+    return ShardGroups(everyone, shards, replicas, alone, device_type, list(own.values()))
 
 
 def _new_group(ranks: Sequence[int]) -> ProcessGroupSmdp:

@@ -88,6 +88,7 @@ class ShardedDataParallel(nn.Module):
         module: The model.
         process_group: The ranks that train it.
         degree: The number of shards of one copy.
+        shard_group: The ranks with the shards of this rank's copy.
 
     Raises:
         ValueError: An argument is not valid, or the model cannot be sharded. It is left unchanged.
@@ -99,6 +100,9 @@ class ShardedDataParallel(nn.Module):
         >>> model(batch).sum().backward()  # doctest: +SKIP
         >>> optimizer.step()  # doctest: +SKIP
     """
+
+    # The types in which units may compute. float16 needs a loss scale that all ranks agree on.
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
 
     def __init__(
         self,
@@ -121,7 +125,7 @@ class ShardedDataParallel(nn.Module):
         limits = {"persistence_threshold": persistence_threshold, "max_live_parameters": max_live_parameters}
         check_arguments(module, unsupported, limits, backward_passes)
         check_clip(clip)
-        check_dtype(dtype)
+        check_dtype(dtype, self.dtypes)
         everyone = averaging_group(module, process_group)
         shards = chosen_degree(degree, everyone.core.hosts)
         chosen = chosen_units(module, units)
@@ -144,6 +148,8 @@ class ShardedDataParallel(nn.Module):
         self._gives_buffers = broadcast_buffers
         return_large_tensors()
         ranks = make_groups(everyone, shards, _device_type(module, device))
+        self.shard_group = ranks.shards
+        self._ranks = ranks
         kept = Shards(
             module,
             chosen,
@@ -207,6 +213,10 @@ class ShardedDataParallel(nn.Module):
         """Clears all gradients, and with them an accumulation that has not ended."""
         self._averaged.forget()
         super().zero_grad(set_to_none)
+
+    def leave_groups(self) -> None:
+        """Destroys the process groups that were created for this model, which cannot be used any more."""
+        self._ranks.leave()
 
     def join(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises an error, because a rank without inputs cannot gather parameters for the others."""

@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 _NEWEST = "newest"
 _EVERYONE = (
-    "With shard_optimizer_state, all ranks of the job must call smp.save_checkpoint() with an optimizer, not"
-    " only those with smp.rdp_rank() 0."
+    "With shard_optimizer_state or sharded_data_parallel_degree above 1, all ranks of the job must call"
+    " smp.save_checkpoint(), not only those with smp.rdp_rank() 0."
 )
 
 
@@ -74,7 +74,10 @@ def save_checkpoint(
             f"[smdp] num_kept_partial_checkpoints = {shown(kept)} is not valid; allowed: an integer of at"
             " least 1, or None"
         )
-    has_shards = partial and optimizer is not None and optimizer.redefined_params
+    # With sharded data parallelism, all ranks also gather the parameters of a whole model.
+    has_shards = state.cfg.sharded_data_parallel_degree > 1 or (
+        partial and optimizer is not None and optimizer.redefined_params
+    )
     group = state.running.mesh.group("world" if has_shards else "mp")
     if rdp_rank() != 0 and not has_shards:
         _log.warning(
@@ -131,8 +134,8 @@ def resume_from_checkpoint(
                 is read from `model.safetensors` if `pytorch_model.bin` does not exist.
         strict: Whether the names must match those of the model.
         load_optimizer: Whether to load the optimizer of a partial checkpoint, if it has one.
-        load_sharded_optimizer_state: Whether to load the optimizer of a partial checkpoint if its state was
-            sharded. The number of replicas may differ.
+        load_sharded_optimizer_state: Whether to load all of the optimizer of a partial checkpoint if its
+            state was sharded; otherwise only masters and the loss scale. The number of replicas may differ.
         translate_function: Translates the names of a whole model to those of the DistributedModel's model.
             None: names of transformers are translated for models that tensor parallelism has replaced.
 
@@ -162,7 +165,7 @@ def resume_from_checkpoint(
             found[0],
             strict=strict,
             with_optimizer=load_optimizer,
-            with_shards=load_optimizer and load_sharded_optimizer_state,
+            with_moments=load_sharded_optimizer_state,
         )
     return full_checkpoint.load(folder, found[0], strict=strict, translate=translate_function)
 

@@ -15,7 +15,7 @@ from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import replacing
 from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_target, read_user_content
 from smdp.torch.model_parallel.job.objects import pack
-from smdp.torch.model_parallel.job.ranks import mp_rank
+from smdp.torch.model_parallel.job.ranks import mp_rank, rank
 from smdp.torch.model_parallel.job.state import state
 
 # The tag with which transformers resumes, although it writes safetensors.
@@ -29,8 +29,9 @@ def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: 
         ValueError: The user content cannot be pickled.
         RuntimeError: Another rank could not write.
     """
-    group = state.running.mesh.group("mp")
-    is_writer = mp_rank() == 0
+    has_shards = state.cfg.sharded_data_parallel_degree > 1
+    group = state.running.mesh.group("world" if has_shards else "mp")
+    is_writer = (rank() if has_shards else mp_rank()) == 0
     content: list[Tensor] = []
 
     def prepare() -> None:

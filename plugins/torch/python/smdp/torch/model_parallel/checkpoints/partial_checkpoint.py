@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,21 @@ from torch import Tensor
 from smdp import pipeline
 from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import part_suffix, replacing, shard_suffix
+from smdp.torch.model_parallel.checkpoints.fp16_states import joined_states, split_states
+from smdp.torch.model_parallel.checkpoints.parameter_shards import SavedShard, ShardFiles, suffix_of_shard
 from smdp.torch.model_parallel.job.objects import pack
 from smdp.torch.model_parallel.job.ranks import get_mp_group, rank, rdp_rank
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.training.distributed_optimizer import joined_part
+from smdp.torch.pipelining.state_dicts.state_entries import names_of
+from smdp.torch.precision.mixed_precision import STATE
+from smdp.torch.sharding.master_parameters import MASTER
 
 _SUFFIX = "_partial"
 _USER_CONTENT = "user_content.pt"
 # The partition and the contents of the checkpoint. This file is written last.
 _DECISION = "partition_decision.pt"
+_CONTENT = "user_content"  # the key of a user content that is not a dict, with sharded parameters
 _STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 
 
@@ -36,7 +43,8 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
     """
     folder = root / f"{tag}{_SUFFIX}"
     has_shards = optimizer is not None and optimizer.redefined_params
-    group = state.running.mesh.group("world" if has_shards else "mp")
+    own = SavedShard(state.model, optimizer) if state.model is not None and state.model.shards else None
+    group = state.running.mesh.group("world" if has_shards or own is not None else "mp")
     is_first_replica = rdp_rank() == 0
 
     def prepare() -> Tensor | None:
@@ -49,18 +57,28 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
         if is_first_on_host():
             # Marks an existing checkpoint with this tag as incomplete.
             (folder / _DECISION).unlink(missing_ok=True)
-        return pack(user_content, "smp.save_checkpoint(user_content=...)") if rank() == 0 else None
+        if rank() > 0:
+            return None
+        given = user_content if own is None else _with_shapes(user_content, own)
+        return pack(given, "smp.save_checkpoint(user_content=...)")
 
     content = on_every_rank(prepare, group)[0]
 
     def write() -> None:
-        if model is not None and is_first_replica:
+        if own is not None:
+            _write_shard(folder, own)
+        elif model is not None and is_first_replica:
             with replacing(folder / f"model_{part_suffix()}.pt") as file:
                 torch.save(model.local_state_dict(), file)
-        if optimizer is not None:
+        if optimizer is not None and own is None:
             suffix = shard_suffix(rdp_rank()) if has_shards else part_suffix()
+            found = optimizer.local_state_dict(gather_if_shard=False)
+            if optimizer.loss_scaler is not None:
+                found, extra = split_states(found, optimizer)
+                with replacing(folder / f"fp16_states_{suffix}.pt") as file:
+                    torch.save(extra, file)
             with replacing(folder / f"optimizer_{suffix}.pt") as file:
-                torch.save(optimizer.local_state_dict(gather_if_shard=False), file)
+                torch.save(found, file)
         if is_first_on_host():
             assert content is not None
             with replacing(folder / _USER_CONTENT) as file:
@@ -79,6 +97,8 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 "ranks": None if model is None else model.partition_ranks,
                 "shards": state.running.mesh.replicas if has_shards else 0,
                 "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
+                "parameters": None if own is None else own.names,
+                "has_content": True if own is None else isinstance(user_content, dict),
             }
             with replacing(folder / _DECISION) as file:
                 torch.save(decision, file)
@@ -86,15 +106,15 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
     on_every_rank(finish, group)
 
 
-def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_shards: bool) -> Any:
+def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_moments: bool) -> Any:
     """Loads this rank's part; all ranks of a replica must call this.
 
     Args:
         root: The folder of all checkpoints.
         tag: The name of this one.
         strict: Whether the names must match those of the model.
-        with_optimizer: Whether to load the optimizer, if its state was not sharded.
-        with_shards: Whether to load the optimizer, if its state was sharded.
+        with_optimizer: Whether to load the optimizer.
+        with_moments: Whether to load more of sharded state than masters and the loss scale.
 
     Returns:
         The user content.
@@ -105,27 +125,57 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_shard
         RuntimeError: The same error occurred on another rank.
     """
     folder = root / f"{tag}{_SUFFIX}"
-    group = state.running.mesh.group("mp")
+    group = state.running.mesh.group("mp" if state.cfg.sharded_data_parallel_degree == 1 else "world")
     found: dict[str, Any] = {}
 
     def read() -> None:
         decision = _read_decision(folder)
         # Partitions that were saved without ranks use the placement of their schedule.
         found.update((name, decision.get(name)) for name in ("partition", "ranks", "steps"))
+        found["user_content"] = read_user_content(folder / _USER_CONTENT)
+        if decision.get("parameters") is not None:
+            read_shards(decision)
+            return
         shards = decision.get("shards", 0)
         if "model" in decision["contents"]:
             check_target(folder, "model")
             found["model"] = read_part(folder / f"model_{part_suffix()}.pt")
-        if "optimizer" in decision["contents"] and (with_shards if shards else with_optimizer):
-            check_target(folder, "optimizer")
-            if shards:
-                parts = [folder / f"optimizer_{shard_suffix(number)}.pt" for number in range(shards)]
-                found["optimizer"] = joined_part([read_part(part, is_mapped=True) for part in parts])
-            else:
-                found["optimizer"] = read_part(folder / f"optimizer_{part_suffix()}.pt")
-        found["user_content"] = read_user_content(folder / _USER_CONTENT)
+        if "optimizer" in decision["contents"] and with_optimizer:
+            suffixes = [shard_suffix(each) for each in range(shards)] if shards else [part_suffix()]
+            parts = [_read_optimizer(folder, each, is_mapped=bool(shards)) for each in suffixes]
+            # Without moments, masters and the loss scale are left.
+            if with_moments or not shards:
+                check_target(folder, "optimizer")
+                found["optimizer"] = joined_part(parts) if shards else parts[0]
+            elif STATE in parts[0] and state.optimizer is not None:
+                found["optimizer"] = joined_part([_without_moments(each) for each in parts])
+
+    def read_shards(decision: Mapping[str, Any]) -> None:
+        if not decision["has_content"]:
+            found["user_content"] = found["user_content"].get(_CONTENT)
+        first = read_part(folder / f"optimizer_{suffix_of_shard(0)}.pt", is_mapped=True)
+        suffixes = [suffix_of_shard(number) for number in range(first["partition_count"])]
+        rest = [read_part(folder / f"optimizer_{each}.pt", is_mapped=True) for each in suffixes[1:]]
+        saved = ShardFiles([first, *rest], decision["parameters"])
+        if "model" in decision["contents"]:
+            check_target(folder, "model")
+            found["buffers"] = read_part(folder / f"model_{suffixes[0]}.pt")["module"]
+            if strict:
+                _check_names(folder, saved, found["buffers"])
+            found["shards"] = saved
+        if "optimizer" in decision["contents"] and with_optimizer:
+            if with_moments:
+                check_target(folder, "optimizer")
+                found["optimizer"] = saved.optimizer_state()
+            elif state.optimizer is not None and state.optimizer.loss_scaler is not None:
+                found["loss_scale"] = saved.loss_scale().get(STATE)
 
     def apply() -> None:
+        if "shards" in found:
+            for name, value in (*found["buffers"].items(), *found["shards"].parameters()):
+                state.model.load_state_dict({name: value}, strict=False)
+        if found.get("loss_scale") is not None:
+            state.optimizer.loss_scaler.load(found["loss_scale"])
         if "model" in found:
             state.model.fix_partition(found["partition"], found["steps"], found["ranks"])
             state.model.load_state_dict(found["model"], strict=strict, same_partition_load=True)
@@ -135,6 +185,41 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_shard
     on_every_rank(read, group)
     on_every_rank(apply, group)
     return found["user_content"]
+
+
+def _read_optimizer(folder: Path, suffix: str, *, is_mapped: bool) -> dict[str, Any]:
+    found: dict[str, Any] = read_part(folder / f"optimizer_{suffix}.pt", is_mapped=is_mapped)
+    extra = folder / f"fp16_states_{suffix}.pt"
+    return joined_states(found, read_part(extra, is_mapped=is_mapped)) if extra.is_file() else found
+
+
+def _without_moments(shard: Mapping[str, Any]) -> dict[str, Any]:
+    masters = {index: {MASTER: each[MASTER]} for index, each in shard["state"].items() if MASTER in each}
+    return {**shard, "state": masters}
+
+
+def _with_shapes(user_content: Any, own: SavedShard) -> dict[str, Any]:
+    """Returns a user content with what is needed to read the shards without smdp."""
+    given = user_content if isinstance(user_content, dict) else {_CONTENT: user_content}
+    return {"buffer_names": own.buffer_names, "param_shapes": own.shapes, **given}
+
+
+def _write_shard(folder: Path, own: SavedShard) -> None:
+    if not own.is_first_copy:
+        return
+    for name, content in (("model", own.model), ("optimizer", own.optimizer)):
+        with replacing(folder / f"{name}_{suffix_of_shard(own.number)}.pt") as file:
+            torch.save(content, file)
+
+
+def _check_names(folder: Path, saved: ShardFiles, others: Mapping[str, Any]) -> None:
+    known = {name for group in saved.names for name, _ in group} | set(others)
+    lacking = [name for name, _ in state.model.named_parameters() if name not in known]
+    if lacking:
+        raise ValueError(
+            f"[smdp] {folder} lacks {names_of(lacking)} of this model; load a checkpoint of the same model,"
+            " or pass strict=False"
+        )
 
 
 def is_first_on_host() -> bool:

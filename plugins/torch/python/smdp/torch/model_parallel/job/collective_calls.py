@@ -29,6 +29,10 @@ _RULE = (
     "all ranks of a model-parallel group must make this call together: guard it with smp.dp_rank() == 0, not"
     " with smp.rank() == 0 or smp.pp_rank() == 0"
 )
+_RULE_OF_SHARDS = (
+    "with sharded data parallelism, all ranks of the job must make this call together, because each has a"
+    " shard of the model; do not guard it with a rank"
+)
 
 
 def enter(call: str) -> None:
@@ -47,6 +51,8 @@ def enter(call: str) -> None:
 
 def meet(call: str) -> None:
     """Waits until all ranks of the model-parallel group make this call.
+
+    With sharded data parallelism, it waits for all ranks of the job.
 
     Args:
         call: Name of the call, with all arguments that must be the same on all ranks.
@@ -68,7 +74,7 @@ def meet(call: str) -> None:
 def _wait(call: str) -> None:
     job = state.running
     own = job.mesh.rank
-    missing = [rank for rank in job.mesh.ranks("mp") if rank != own]
+    missing = [rank for rank in job.mesh.ranks("world" if _has_shards() else "mp") if rank != own]
     number = job.calls[-1][0]
     start = time.monotonic()
     deadline_s = Config.from_environ().timeout_s
@@ -84,11 +90,11 @@ def _wait(call: str) -> None:
         waited = time.monotonic() - start
         if waited > _PATIENCE_S and not is_told:
             is_told = True
-            _log.warning("[smdp] rank %d waits in %s for rank(s) %s; %s", own, call, missing, _RULE)
+            _log.warning("[smdp] rank %d waits in %s for rank(s) %s; %s", own, call, missing, _rule())
         if waited > deadline_s:
             raise TimeoutError(
                 f"[smdp] rank {own} of {job.mesh.placement.size} waited {deadline_s:g} s in {call} for"
-                f" rank(s) {missing}; {_RULE}. SMDP_TIMEOUT sets this time limit."
+                f" rank(s) {missing}; {_rule()}. SMDP_TIMEOUT sets this time limit."
             )
         time.sleep(pause)
         pause = min(pause * 1.5, _POLL_MAX_S)
@@ -106,15 +112,23 @@ def _has_come(rank: int, number: int, call: str) -> bool:
     except RuntimeError as error:
         raise SmdpError(
             f"[smdp] rank {job.mesh.rank} waits in {call} for rank {rank}, but rank 0, which hosts torch's"
-            f" store, has ended; {_RULE}"
+            f" store, has ended; {_rule()}"
         ) from error
     theirs = calls.get(str(number), call)
     if theirs != call or _END in calls.values():
         raise MismatchError(
             f"[smdp] rank {job.mesh.rank} is in {call}, but rank {rank} has gone on to"
-            f" {_END if _END in calls.values() else theirs}; {_RULE}"
+            f" {_END if _END in calls.values() else theirs}; {_rule()}"
         )
     return max(map(int, calls), default=-1) >= number
+
+
+def _has_shards() -> bool:
+    return state.cfg.sharded_data_parallel_degree > 1
+
+
+def _rule() -> str:
+    return _RULE_OF_SHARDS if _has_shards() else _RULE
 
 
 def _key(rank: int) -> str:

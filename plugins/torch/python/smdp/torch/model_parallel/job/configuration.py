@@ -38,10 +38,6 @@ def _key(default: Any, check: validation.Check, refusal: str = "") -> Any:
     return field(default=default, metadata={"check": check, "refusal": refusal})
 
 
-def _later(default: Any, check: validation.Check, feature: str) -> Any:
-    return _key(default, check, f"needs {feature}, which smdp does not support yet")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
     """The keys of a job's configuration. Create it with read(), which checks them.
@@ -74,14 +70,28 @@ class Configuration:
         offload_activations: Whether what backward needs leaves memory after the forward: on a GPU for the
             memory of its host, on the CPU for `offload_directory`.
         activation_loading_horizon: How many tasks ahead of its backward it returns.
+        fp16: Whether parameters have fp16, with masters in fp32 and a loss scale in the DistributedOptimizer.
+        fp16_params: Whether distributed modules are made in fp16, without masters.
+        bf16: Whether the model computes in bf16; needs sharded data parallelism.
+        sharded_data_parallel_degree: Number of ranks over which parameters, gradients and optimizer state
+            are distributed; more than one needs `ddp` and one partition.
+        sdp_reduce_bucket_size: Has no effect: gradients are sent unit by unit.
+        sdp_param_persistence_threshold: With sharded data parallelism, parameters with fewer elements stay
+            whole.
+        sdp_max_live_parameters: With sharded data parallelism, the number of elements that may be whole when
+            the next unit is gathered ahead.
+        sdp_hierarchical_allgather: Has no effect: the core chooses the algorithm.
+        sdp_gradient_clipping: With sharded data parallelism, the largest norm of the gradients, to which
+            `optimizer.step()` clips them.
+        load_partition: Whether the model is cut as `partition_file` says.
+        partition_file: A JSON file. Without `load_partition`, the first rank writes the partition to it.
         schedule: Only in smdp:  one of `smdp.pipeline.SCHEDULES`; takes precedence over `pipeline`.
         virtual_stages: Only in smdp:  virtual stages per rank. Default: the usual number for the schedule.
         seed: Only in smdp:  seed for dropout. Default: that of rank 0.
         offload_directory: Only in smdp:  a directory on a local disk of each host, for `offload_activations`
             of models on the CPU. Default: these stay in memory.
 
-    The other keys belong to features that smdp does not support yet, or to TensorFlow. Keys that enable such
-    a feature must have their default values. Keys that only tune one may have any valid value.
+    The other keys belong to TensorFlow and must have their defaults.
     """
 
     partitions: int = _key(1, validation.count)
@@ -110,30 +120,21 @@ class Configuration:
     seed: int | None = _key(None, validation.seed)
     offload_directory: str | None = _key(None, validation.text)
 
-    fp16: bool = _later(False, validation.flag, "fp16 training with a master copy in fp32")
-    fp16_params: bool = _later(False, validation.flag, "modules made in fp16")
-    bf16: bool = _later(False, validation.flag, "bf16 training with sharded data parallelism")
-    sharded_data_parallel_degree: int = _later(1, validation.count, "sharded data parallelism")
-
-    # These have no effect, because the features that they tune are disabled.
+    fp16: bool = _key(False, validation.flag)
+    fp16_params: bool = _key(False, validation.flag)
+    bf16: bool = _key(False, validation.flag)
+    sharded_data_parallel_degree: int = _key(1, validation.count)
     sdp_reduce_bucket_size: int = _key(500_000_000, validation.elements)
     sdp_param_persistence_threshold: int = _key(1_000_000, validation.elements)
     sdp_max_live_parameters: int = _key(1_000_000_000, validation.elements)
     sdp_hierarchical_allgather: bool = _key(True, validation.flag)
     sdp_gradient_clipping: float = _key(1.0, validation.positive)
 
+    load_partition: bool = _key(False, validation.flag)
+    partition_file: str = _key("", validation.text)
+
     contiguous: bool = _key(True, validation.flag, "is for TensorFlow only")
     horovod: bool = _key(False, validation.flag, "is for TensorFlow only; use `ddp` for data parallelism")
-    load_partition: bool = _key(
-        False,
-        validation.flag,
-        "is not supported: a checkpoint stores its partition, and smp.set_partition sets one by hand",
-    )
-    partition_file: str = _key(
-        "",
-        validation.text,
-        "is not supported: a checkpoint stores its partition, and smp.set_partition sets one by hand",
-    )
 
     @property
     def pipeline_parallel_degree(self) -> int:
@@ -231,16 +232,17 @@ def _check_together(values: Mapping[str, Any]) -> None:
             f" {values['sharded_data_parallel_degree']} exclude each other, because sharded data parallelism"
             " shards the optimizer's state as well. Remove shard_optimizer_state."
         )
+    if values.get("load_partition") and not values.get("partition_file"):
+        raise ValueError(
+            "[smdp] load_partition = True needs partition_file, the file in which an earlier job has written"
+            " the partition. Got no partition_file."
+        )
+    _check_16_bits(values)
     tensor = values.get("tensor_parallel_degree", 1)
     if tensor > 1 and not values.get("ddp"):
         raise ValueError(
             f"[smdp] tensor_parallel_degree = {tensor} divides modules over data-parallel ranks, so `ddp`"
             " must be set as well. Got ddp = False."
-        )
-    if tensor > 1 and values.get("shard_optimizer_state"):
-        raise ValueError(
-            f"[smdp] shard_optimizer_state = True and tensor_parallel_degree = {tensor} exclude each other,"
-            " because slices and whole parameters have different replicas. Remove shard_optimizer_state."
         )
     virtual = values.get("virtual_stages")
     info = schedules.schedule_info({**_defaults(values), **values}["schedule"])
@@ -248,6 +250,29 @@ def _check_together(values: Mapping[str, Any]) -> None:
         raise ValueError(
             f"[smdp] virtual_stages = {virtual} does not work with schedule = {info.name!r}; use"
             f" {info.virtual_stages}, or remove virtual_stages"
+        )
+
+
+def _check_16_bits(values: Mapping[str, Any]) -> None:
+    """Checks rules of 16-bit training and of sharded data parallelism."""
+    degree, partitions = values.get("sharded_data_parallel_degree", 1), values.get("partitions", 1)
+    if values.get("fp16") and values.get("bf16"):
+        raise ValueError("[smdp] fp16 = True and bf16 = True exclude each other. Remove one of them.")
+    if values.get("bf16") and degree == 1:
+        raise ValueError(
+            "[smdp] bf16 = True needs sharded data parallelism, as in SMP. Got sharded_data_parallel_degree ="
+            " 1. Raise the degree, or use torch.autocast or fp16."
+        )
+    if degree > 1 and not values.get("ddp"):
+        raise ValueError(
+            f"[smdp] sharded_data_parallel_degree = {degree} distributes parameters over data-parallel ranks,"
+            " so `ddp` must be set as well. Got ddp = False."
+        )
+    if degree > 1 and partitions > 1:
+        raise ValueError(
+            f"[smdp] sharded_data_parallel_degree = {degree} and partitions = {partitions} exclude each"
+            " other, because each rank of a pipeline keeps only its own stages anyway. Set partitions to 1,"
+            " or use shard_optimizer_state instead."
         )
 
 

@@ -73,8 +73,11 @@ def shutdown() -> None:
     job = state.job
     if job is None:
         return
+    shards = None if state.model is None else state.model.shards
     state.clear()
     os.environ.pop(_IN_JOB, None)
+    if shards is not None:
+        shards.leave_groups()
     job.mesh.close()
     if job.owns_default_group and dist.is_initialized():
         dist.destroy_process_group()
@@ -141,6 +144,13 @@ def _check(configuration: Configuration, world_size: int) -> None:
             f"[smdp] partitions = {partitions} does not divide the {world_size} rank(s) of this job; start a"
             f" multiple of {partitions} processes, for example with `torchrun --nproc-per-node {partitions}`"
             f" or `mpirun -np {partitions}`, or set partitions to one of: {allowed}"
+        )
+    degree, replicas = configuration.sharded_data_parallel_degree, world_size // (partitions * tensor)
+    if replicas % degree != 0:
+        raise ValueError(
+            f"[smdp] sharded_data_parallel_degree = {degree} does not divide the {replicas} rank(s) with the"
+            f" same slices of the model, which are the {world_size} rank(s) of this job by"
+            f" tensor_parallel_degree = {tensor}; set a degree that divides them"
         )
     if world_size > partitions and not configuration.ddp:
         raise ValueError(

@@ -11,14 +11,19 @@ from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataPa
 from smdp.torch.mesh.averages import Average, average_of, mark_average
 from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
+from smdp.torch.model_parallel.modules.slice_averages import average_later, class_of
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
 
 
-def classify(model: nn.Module) -> None:
+def classify(model: nn.Module, *, is_sharded: bool) -> None:
     """Marks over which axis the gradient of each parameter is averaged.
 
     Slices and parameters that see the samples of all ranks of a tensor-parallel group are averaged over
     RDP_GROUP, and all others over DP_GROUP.
+
+    Args:
+        model: The model.
+        is_sharded: Whether gradients are sharded over RDP_GROUP, so that a `SliceAverages` does the rest.
     """
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -26,7 +31,11 @@ def classify(model: nn.Module) -> None:
                 continue
             # A script's own class of distributed modules holds slices.
             is_own = isinstance(module, DistributedModule) and not type(module).__module__.startswith("smdp.")
-            mark_average(parameter, "rdp" if cut_of(parameter) or is_own else average_of(parameter, "dp"))
+            axis = "rdp" if cut_of(parameter) or is_own else class_of(parameter)
+            if axis == "dp" and is_sharded:
+                average_later(parameter)
+            else:
+                mark_average(parameter, axis)
 
 
 def averaged_by_class(

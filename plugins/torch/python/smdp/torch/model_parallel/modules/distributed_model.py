@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +20,16 @@ from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.averages_by_class import classify
 from smdp.torch.model_parallel.modules.first_call import arguments_of_first_call, stop_at_first_call
 from smdp.torch.model_parallel.modules.model_options import check_options
-from smdp.torch.model_parallel.modules.model_state import ModelState
 from smdp.torch.model_parallel.modules.offloading import offload_uncut
 from smdp.torch.model_parallel.modules.one_loss import as_one
+from smdp.torch.model_parallel.modules.partition_file import read_partition, write_partition
 from smdp.torch.model_parallel.modules.partitioning import SMP, Decision, default_device, split
 from smdp.torch.model_parallel.modules.partitions import Partitions
+from smdp.torch.model_parallel.modules.replicas import Replicas
+from smdp.torch.model_parallel.modules.sharded_partition import ShardedPartition
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
+from smdp.torch.model_parallel.modules.sixteen_bits import FP16_Module, lower_by_keys
+from smdp.torch.model_parallel.modules.slice_averages import SliceAverages
 from smdp.torch.model_parallel.modules.slices_of_state import own_slices
 from smdp.torch.model_parallel.modules.step_inputs import StepInputs
 from smdp.torch.model_parallel.modules.whole_model import Wrapped, gathered_again
@@ -39,7 +43,7 @@ _log = logging.getLogger(__name__)
 Hook = Callable[[Any, Any], None]
 
 
-class DistributedModel(ModelState):
+class DistributedModel(Replicas):
     """Wraps a model to train it in partitions. A script can create only one.
 
     With one partition the model is ready at once. With several partitions, the first step cuts it. Until
@@ -93,12 +97,19 @@ class DistributedModel(ModelState):
         check_model(module, SMP)
         check_options(trace_device, trace_execution_times, backward_passes_per_step)
         super().__init__()
+        self.filled: dict[nn.Parameter, nn.Parameter] = {}
         module = replace_marked(module)
         for optimizer in state.uncut_optimizers:
             check_not_replaced(each for group in optimizer.param_groups for each in group["params"])
+        is_sharded = configuration.sharded_data_parallel_degree > 1
         if configuration.tensor_parallel_degree > 1:
-            classify(module)
+            classify(module, is_sharded=is_sharded or configuration.shard_optimizer_state)
             accept_whole_state(module)
+        # A model in shards is initialized unit by unit.
+        is_filled_now = configuration.partitions == 1 and not is_sharded
+        if is_filled_now and any(each.is_meta for each in module.parameters()):
+            self._fill(module)
+        lower_by_keys(module, configuration)
         self.training = module.training
         self.__dict__["_model"] = module
         # Shares the model's children instead of registering the model, so that names stay the same.
@@ -113,23 +124,26 @@ class DistributedModel(ModelState):
         self._partition_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._step_hooks: list[Hook] = []
         self._body: SinglePartition | Partitions | None = None
-        self.filled: dict[nn.Parameter, nn.Parameter] = {}
+        self._slice_averages: SliceAverages | None = None
         if configuration.partitions == 1:
-            if self._is_delayed():
-                self._fill(module)
             offload_uncut(configuration, module)
             mesh = state.running.mesh
-            self._body = SinglePartition(
-                module,
-                mesh,
-                passes_per_step=backward_passes_per_step,
-                is_mean=average_grads_across_microbatches,
-                # Omitted if it is the default, because torch 2.13 and later warn about this argument.
-                options={"bucket_cap_mb": bucket_cap_mb}
-                | ({} if broadcast_buffers else {"broadcast_buffers": False}),
-            )
+            # Omitted if it is the default, because torch 2.13 and later warn about this argument.
+            options = {} if broadcast_buffers else {"broadcast_buffers": False}
+            passes: dict[str, Any] = {"passes_per_step": backward_passes_per_step}
+            passes["is_mean"] = average_grads_across_microbatches
+            if is_sharded:
+                self._body = ShardedPartition(
+                    module, mesh, configuration, broadcast_buffers=broadcast_buffers, **passes
+                )
+            else:
+                passes["is_sharded"] = configuration.shard_optimizer_state
+                self._body = SinglePartition(
+                    module, mesh, options={"bucket_cap_mb": bucket_cap_mb, **options}, **passes
+                )
         state.model = self
         if self._body is not None:
+            self._average_slices()
             for optimizer in state.uncut_optimizers:
                 optimizer.shard()
 
@@ -143,6 +157,8 @@ class DistributedModel(ModelState):
                 in a microbatch.
         """
         stop_at_first_call(args, kwargs)
+        if self._slice_averages is not None and torch.is_grad_enabled():
+            self._slice_averages.expect()
         if self._body is None or (isinstance(self._body, Partitions) and not self._is_in_step):
             raise RuntimeError(
                 f"[smdp] the model with {state.cfg.partitions} partitions is called outside of a step; call"
@@ -209,7 +225,11 @@ class DistributedModel(ModelState):
                     hook(self, state.optimizer)
                 if isinstance(self._body, Partitions):
                     self._body.agree(0)
+            if is_training and state.optimizer is not None:
+                state.optimizer.forget_gradients()
             results = self._body.run_step(program, parts, is_training=is_training)
+            if is_training and not self._body.is_between:
+                self.finish_gradients()
         finally:
             self._is_in_step = False
         if not self._has_stepped:
@@ -217,6 +237,11 @@ class DistributedModel(ModelState):
             for hook in self._step_hooks:
                 hook(self, state.optimizer)
         return results
+
+    def finish_gradients(self) -> None:
+        """Ends averages of gradients. Called after a step, and before an optimizer uses gradients."""
+        if self._slice_averages is not None:
+            self._slice_averages.average()
 
     def check_not_in_step(self) -> None:
         """Checks that no step is running.
@@ -238,25 +263,6 @@ class DistributedModel(ModelState):
     def register_post_step_hook(self, hook: Hook) -> None:
         """Registers hook(model, optimizer), which is called after the first step."""
         self._step_hooks.append(hook)
-
-    def join(self) -> AbstractContextManager[Any]:
-        """Returns a context in which replicas may have different numbers of batches. Needs one partition.
-
-        Raises:
-            RuntimeError: There are several partitions, for which this is not supported yet, or only one
-                replica.
-        """
-        joined: AbstractContextManager[Any] = self._replicas("join()").join()
-        return joined
-
-    def register_comm_hook(self, state: Any, callable: Any) -> None:
-        """Registers a torch communication hook that averages gradients. Needs one partition.
-
-        Raises:
-            RuntimeError: There are several partitions, for which this is not supported yet, or only one
-                replica.
-        """
-        self._replicas("register_comm_hook()").register_comm_hook(state, callable)
 
     # The parts of the model.
 
@@ -291,8 +297,11 @@ class DistributedModel(ModelState):
 
     @property
     def module(self) -> Any:
-        """An object with the model's attributes and the model as `.module`; scripts use both levels."""
-        return Wrapped(self._model)
+        """An object with the model's attributes and the model as `.module`; scripts use both levels.
+
+        With `fp16`, there is an `FP16_Module` in between.
+        """
+        return Wrapped(FP16_Module.around(self._model)) if state.cfg.fp16 else Wrapped(self._model)
 
     def __getattr__(self, name: str) -> Any:
         """Returns attributes of the model."""
@@ -378,33 +387,40 @@ class DistributedModel(ModelState):
             example = arguments_of_first_call(program, part)
         if self._device is not None and not self._is_delayed():
             self._model.to(self._device)
+        if self._decision is None and state.cfg.load_partition:
+            path = Path(state.cfg.partition_file)
+            self._decision = on_every_rank(lambda: read_partition(path))[0]
         pipe = split(self._model, state.running.mesh, state.cfg, example, self._decision, self._device)
         pipe.steps = self._steps
         self._body = Partitions(pipe, is_mean=self._is_mean)
+        self._average_slices()
         for optimizer in state.uncut_optimizers:
             optimizer.keep_own(before, dict(pipe.named_parameters()))
             optimizer.shard()
         on_every_rank(self._load_deferred, state.running.mesh.group("mp"))
+        if state.cfg.partition_file and not state.cfg.load_partition:
+            on_every_rank(lambda: self._write_partition(Path(state.cfg.partition_file)))
         if dist.get_rank() == 0:
             lines = [f"{name}: {partition}" for name, partition in (self.partition or {}).items() if name]
             _log.info("Partition assignments:\n%s", "\n".join(lines))
 
+    def _write_partition(self, path: Path) -> None:
+        assert self._body is not None
+        if dist.get_rank() == 0:
+            write_partition(path, self._body.decision, self._body.rank_of)
+
+    def _average_slices(self) -> None:
+        """Averages sharded gradients of whole parameters over the ranks of a tensor-parallel group."""
+        cfg = state.cfg
+        is_sharded = cfg.shard_optimizer_state or cfg.sharded_data_parallel_degree > 1
+        if cfg.tensor_parallel_degree > 1 and is_sharded:
+            self._slice_averages = SliceAverages(
+                self.named_parameters(),
+                [each for _, each in self.named_buffers()],
+                state.running.mesh,
+                has_own_samples=not cfg.prescaled_batch,
+            )
+
     def _is_cut_over_ranks(self) -> bool:
         """Returns whether several ranks run a step, now or once the first step has cut the model."""
         return state.cfg.partitions > 1 and not isinstance(self._body, SinglePartition)
-
-    def _replicas(self, what: str) -> Any:
-        if isinstance(self._body, SinglePartition) and self._body.replicas is not None:
-            return self._body.replicas
-        partitions, tensor = state.cfg.partitions, state.cfg.tensor_parallel_degree
-        if tensor > 1:
-            raise RuntimeError(
-                f"[smdp] {what} needs one group of replicas, but with tensor_parallel_degree = {tensor}"
-                " slices are averaged over RDP_GROUP and whole parameters over DP_GROUP"
-            )
-        why = (
-            "there is only one replica"
-            if partitions == 1
-            else f"it is not supported yet with partitions = {partitions}"
-        )
-        raise RuntimeError(f"[smdp] {what} needs replicas of a model in one partition: {why}")

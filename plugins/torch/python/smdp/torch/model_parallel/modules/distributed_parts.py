@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from smdp.torch.mesh.averages import average_of
 from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.model_parallel.modules.local_part import LocalPart
+from smdp.torch.model_parallel.modules.slice_averages import class_of
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
 
 
@@ -31,7 +31,7 @@ class DistributedParts(LocalPart):
 
     def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
         """Returns whether all ranks hold a parameter, which processes the batches of all of them."""
-        return cut_of(parameter) is None and average_of(parameter, "dp") == "rdp"
+        return cut_of(parameter) is None and class_of(parameter) == "rdp"
 
     def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
         """Returns whether a buffer processes the batches of all tensor-parallel ranks; none does."""
@@ -40,11 +40,11 @@ class DistributedParts(LocalPart):
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields this rank's parameters whose gradients are averaged over DP_GROUP."""
         for name, parameter in self.local_named_parameters():
-            if average_of(parameter, "dp") == "dp":
+            if class_of(parameter) == "dp":
                 yield name, parameter
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields this rank's parameters whose gradients are averaged over RDP_GROUP."""
         for name, parameter in self.local_named_parameters():
-            if average_of(parameter, "dp") == "rdp":
+            if class_of(parameter) == "rdp":
                 yield name, parameter

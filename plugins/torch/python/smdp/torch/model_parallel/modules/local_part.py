@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.partitions import Partitions
+from smdp.torch.model_parallel.modules.sharded_partition import ShardedPartition
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 
 
@@ -27,6 +28,11 @@ class LocalPart(nn.Module):
     def pipe(self) -> Any:
         """The PipelinedModule of several partitions; None before the first step, or with one partition."""
         return self._body.pipe if isinstance(self._body, Partitions) else None
+
+    @property
+    def shards(self) -> Any:
+        """The ShardedDataParallel of sharded data parallelism, otherwise None."""
+        return self._body.shards if isinstance(self._body, ShardedPartition) else None
 
     @property
     def averaging(self) -> Any:

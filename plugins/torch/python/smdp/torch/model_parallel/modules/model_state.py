@@ -10,6 +10,7 @@ from smdp.torch.model_parallel.job.ranks import tp_size
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.distributed_parts import DistributedParts
 from smdp.torch.model_parallel.modules.partitions import Partitions
+from smdp.torch.model_parallel.modules.sharded_partition import ShardedPartition
 from smdp.torch.model_parallel.modules.single_partition import SinglePartition
 from smdp.torch.model_parallel.modules.slices_of_state import own_slices
 from smdp.torch.model_parallel.modules.whole_model import check_state
@@ -25,13 +26,20 @@ class ModelState(DistributedParts):
         self._deferred: list[tuple[Mapping[str, Any], bool, bool]] = []  # values, strict, is_partial
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns this rank's part of the state dict, with the additional key `_smp_is_partial`."""
-        return {**self._cut_body("local_state_dict()").local_state_dict(), _PARTIAL: True}
+        """Returns this rank's part of the state dict, with the additional key `_smp_is_partial`.
+
+        With sharded data parallelism, this is the whole slice, and all ranks of the job must call this.
+        """
+        body = self._cut_body("local_state_dict()")
+        if isinstance(body, ShardedPartition):
+            meet("model.local_state_dict()")
+        return {**body.local_state_dict(), _PARTIAL: True}
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Returns the whole model's state dict, with the names that it has without smdp.
 
-        With several partitions, all ranks of the model-parallel group must call this.
+        With several partitions, all ranks of the model-parallel group must call this; with sharded data
+        parallelism, all ranks of the job.
 
         Args:
             *args: Ignored; accepted for compatibility with torch.
@@ -50,7 +58,7 @@ class ModelState(DistributedParts):
                     " applies the loaded values; call it after that step"
                 )
             return dict(self._model.state_dict())
-        if isinstance(self._body, Partitions) or tp_size() > 1:
+        if isinstance(self._body, Partitions | ShardedPartition) or tp_size() > 1:
             meet("model.state_dict()")
         return self._body.state_dict(to_first_only=gather_to_rank0)
 

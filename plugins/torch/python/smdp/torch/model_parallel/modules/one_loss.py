@@ -1,10 +1,12 @@
-"""Combines the arguments of `model.backward` into one number."""
+"""The number from which backward starts, given the arguments of `model.backward`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import Tensor
+
+from smdp.torch.model_parallel.job.state import state
 
 
 def as_one(tensors: Any, grad_tensors: Any) -> Any:
@@ -32,3 +34,9 @@ def as_one(tensors: Any, grad_tensors: Any) -> Any:
     for term in terms[1:]:
         total = total + term
     return total
+
+
+def scaled(loss: Tensor) -> Tensor:
+    """Returns a loss times the loss scale of the optimizer, if there is one."""
+    found: Tensor = loss if state.optimizer is None else state.optimizer.scale(loss)
+    return found

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from smdp._errors import SmdpError
 from smdp.torch.mesh.cuts import cut_of
+from smdp.torch.model_parallel.modules.one_loss import scaled
 from smdp.torch.model_parallel.modules.repartitioned_state import rejoined
 from smdp.torch.model_parallel.modules.slices_of_state import joined_tensor
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
@@ -23,10 +24,15 @@ class Partitions:
     Args:
         pipe: The pipelined module, with this rank's part of the model.
         is_mean: Whether gradients are means over microbatches instead of sums.
+
+    Attributes:
+        pipe: The pipelined module.
+        is_between: Whether replicas have not averaged gradients yet, which they do in every step.
     """
 
     def __init__(self, pipe: PipelinedModule, *, is_mean: bool) -> None:
         self.pipe = pipe
+        self.is_between = False
         self._is_mean = is_mean
         self._trained = self._own_trained()
 
@@ -42,8 +48,10 @@ class Partitions:
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool
     ) -> list[Any]:
         """Runs the program for each microbatch. All ranks of the pipeline must call this."""
-        scale = None if self._is_mean else _unchanged
-        return self.pipe.run_step(program, parts, is_training=is_training, scale=scale)
+        divisor = len(parts) if self._is_mean else 1
+        return self.pipe.run_step(
+            program, parts, is_training=is_training, scale=lambda loss: scaled(loss / divisor)
+        )
 
     def agree(self, number: int) -> bool:
         """Begins a step: tells all stages which parameters are frozen, and compares a number.
@@ -168,7 +176,3 @@ class Partitions:
         told = [entry.value]
         dist.broadcast_object_list(told, group=group, group_src=owner)
         return told[0]
-
-
-def _unchanged(loss: Tensor) -> Tensor:
-    return loss

@@ -13,6 +13,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.modules.averages_by_class import averaged_by_class
+from smdp.torch.model_parallel.modules.one_loss import scaled
 from smdp.torch.model_parallel.modules.slices_of_state import joined_state
 
 
@@ -25,6 +26,7 @@ class SinglePartition:
         passes_per_step: Number of steps between two averages over replicas.
         is_mean: Whether gradients are means over microbatches instead of sums.
         options: Options of DistributedDataParallel.
+        is_sharded: Whether replicas of the same slices share the state of the optimizer.
     """
 
     def __init__(
@@ -35,12 +37,18 @@ class SinglePartition:
         passes_per_step: int,
         is_mean: bool,
         options: Mapping[str, Any],
+        is_sharded: bool = False,
     ) -> None:
         self.model = model
         self._mesh = mesh
-        self._averages: list[DistributedDataParallel] = []
+        self._averages: list[Any] = []
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
-        if mesh is not None and len(mesh.ranks("tp")) > 1:
+        if mesh is not None and len(mesh.ranks("tp")) > 1 and is_sharded:
+            if len(mesh.ranks("rdp")) > 1 and is_trained:
+                self._averages = [
+                    DistributedDataParallel(model, process_group=mesh.step_group("rdp"), **options)
+                ]
+        elif mesh is not None and len(mesh.ranks("tp")) > 1:
             self._averages = averaged_by_class(model, mesh, options)
         elif mesh is not None and len(mesh.ranks("dp")) > 1 and is_trained:
             self._averages = [DistributedDataParallel(model, process_group=mesh.group("dp"), **options)]
@@ -58,13 +66,18 @@ class SinglePartition:
         return (self._averages[-1] if self._averages else self.model)(*args, **kwargs)
 
     @property
-    def replicas(self) -> DistributedDataParallel | None:
+    def replicas(self) -> Any:
         """What averages all gradients; None if there is one replica, or if it depends on the parameter."""
         return self._averages[0] if len(self._averages) == 1 else None
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the last step has left gradients that replicas have not averaged yet."""
+        return self._passes % self._passes_per_step != 0
+
     def backward(self, loss: Tensor) -> None:
         """Runs the backward of a loss."""
-        (loss / self._divisor).backward()
+        scaled(loss / self._divisor).backward()
 
     def run_step(
         self, program: Callable[[Any], Any], parts: Sequence[Any], *, is_training: bool

@@ -20,8 +20,14 @@ def check_norms(pre: bool, post: bool) -> None:
         )
 
 
-def checked_tuple(layer: Any, given: Any, names: Sequence[str]) -> tuple[Any, ...]:
+def checked_tuple(layer: Any, given: Any, names: Sequence[str], *optional: str) -> tuple[Any, ...]:
     """Returns the items of the one argument that a layer takes.
+
+    Args:
+        layer: The layer.
+        given: Its argument.
+        names: The names of the items.
+        *optional: The names of items that may follow.
 
     Raises:
         ValueError: It is not a tuple with these items.
@@ -33,7 +39,7 @@ def checked_tuple(layer: Any, given: Any, names: Sequence[str]) -> tuple[Any, ..
             f"[smdp] smp.nn.{kind} takes one tuple, ({', '.join(names)}), and got a"
             f" {type(given).__name__}{hint}"
         )
-    if len(given) != len(names):
+    if not len(names) <= len(given) <= len(names) + len(optional):
         raise ValueError(
             f"[smdp] smp.nn.{kind} takes a tuple of {len(names)}, ({', '.join(names)}), and got {len(given)}"
             " items"

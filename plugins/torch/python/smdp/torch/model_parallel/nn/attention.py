@@ -120,32 +120,43 @@ class DistributedAttentionLayer(DistributedModule):
 
         Args:
             inputs: (hidden states, attention mask), or with cross attention (hidden states, cross states,
-                attention mask). Masks are added to scores, (samples, 1, 1, sequence), or None.
+                attention mask). Masks are added to scores, (samples, 1, 1, sequence), or None. With
+                `rotary_dim`, the positions may follow, (samples, sequence); default: 0, 1, 2, ...
 
         Raises:
             ValueError: `inputs` is not such a tuple.
         """
         names = ("hidden_states", "cross_states", "attention_mask")
-        given = checked_tuple(self, inputs, names if self.cross_attention else (names[0], names[2]))
-        hidden, mask = given[0], given[-1]
-        cross = given[1] if self.cross_attention else None
+        if self.cross_attention:
+            hidden, cross, mask = checked_tuple(self, inputs, names)
+            positions = None
+        else:
+            more = ["position_ids"] if self.rotary_dim is not None else []
+            given = checked_tuple(self, inputs, (names[0], names[2]), *more)
+            hidden, cross, mask = given[0], None, given[1]
+            positions = given[2] if len(given) > 2 else None
         if not self._enters:
-            return self.inside(hidden, mask, cross)
+            return self.inside(hidden, mask, cross, positions)
         layout = self.layout
         found = self.inside(
             layout.enter(hidden),
-            entered_mask(mask, layout, hidden),
+            entered_mask(mask, layout, hidden.shape[0]),
             None if cross is None else layout.enter(cross),
+            entered_mask(positions, layout, hidden.shape[0]),
         )
         return layout.leave(found)
 
-    def inside(self, hidden: Tensor, mask: Tensor | None, cross: Tensor | None) -> Tensor:
+    def inside(
+        self, hidden: Tensor, mask: Tensor | None, cross: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
         """Returns new hidden states for the samples of all ranks, which the arguments are."""
         normed = self.pre_layernorm(hidden) if self._has_norms[0] else hidden
-        found = hidden + self.branch(normed, mask, cross)
+        found = hidden + self.branch(normed, mask, cross, positions)
         return self.layernorm(found) if self._has_norms[1] else found
 
-    def branch(self, normed: Tensor, mask: Tensor | None, cross: Tensor | None) -> Tensor:
+    def branch(
+        self, normed: Tensor, mask: Tensor | None, cross: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
         """Returns what is added to the hidden states."""
         is_dropping = needs_dropout(self.training, self.attention_dropout_prob, self.hidden_dropout_prob)
         dropout = LayerDropout(self.layout, normed, is_training=is_dropping)
@@ -158,7 +169,7 @@ class DistributedAttentionLayer(DistributedModule):
             each.unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2) for each in (query, key, value)
         )
         if self.rotary_dim is not None:
-            query, key = rotated(query, self.rotary_dim), rotated(key, self.rotary_dim)
+            query, key = (rotated(each, self.rotary_dim, positions) for each in (query, key))
 
         def drop(weights: Tensor) -> Tensor:
             return dropout(weights, self.attention_dropout_prob, is_slice=True)
@@ -169,9 +180,15 @@ class DistributedAttentionLayer(DistributedModule):
         return dropout(output, self.hidden_dropout_prob, is_slice=self.layout.is_split)
 
 
-def entered_mask(mask: Tensor | None, layout: Layout, hidden: Tensor) -> Tensor | None:
-    """Returns the mask of the samples of all ranks; a mask that is the same for all samples stays."""
-    if mask is None or mask.ndim == 0 or (mask.shape[0] == 1 and hidden.shape[0] != 1):
+def entered_mask(mask: Tensor | None, layout: Layout, samples: int) -> Tensor | None:
+    """Returns the mask, or positions, of the samples of all ranks; one row for all samples stays.
+
+    Args:
+        mask: That of this rank's samples.
+        layout: The layout of activations.
+        samples: The number of this rank's samples.
+    """
+    if mask is None or mask.ndim == 0 or (mask.shape[0] == 1 and samples != 1):
         return mask
     return layout.enter_whole(mask)
 

@@ -68,12 +68,21 @@ def attend(
     return (drop(scores.softmax(-1)) @ value).to(dtype)
 
 
-def rotated(tensor: Tensor, width: int) -> Tensor:
-    """Returns heads with rotary positions in the first `width` dimensions, in pairs of neighbors."""
+def rotated(tensor: Tensor, width: int, positions: Tensor | None = None) -> Tensor:
+    """Returns heads with rotary positions in the first `width` dimensions, in pairs of neighbors.
+
+    Args:
+        tensor: (samples, heads, sequence, head size).
+        width: The number of dimensions.
+        positions: Of each token, (samples, sequence). None: they count from 0 in each sample.
+    """
     length = tensor.shape[-2]
     powers = torch.arange(0, width, 2, dtype=torch.float32, device=tensor.device) / width
-    places = torch.arange(length, dtype=torch.float32, device=tensor.device)
-    angles = places[:, None] * (1.0 / (10000**powers))
+    if positions is None:
+        places = torch.arange(length, dtype=torch.float32, device=tensor.device)
+    else:
+        places = positions.float().unsqueeze(-2)  # the same for all heads
+    angles = places[..., None] * (1.0 / (10000**powers))
     sines, cosines = (each.repeat_interleave(2, -1).to(tensor.dtype) for each in (angles.sin(), angles.cos()))
     first, rest = tensor[..., :width], tensor[..., width:]
     turned = torch.stack([-first[..., 1::2], first[..., ::2]], -1).flatten(-2)

@@ -1,4 +1,4 @@
-"""`smp.nn.DistributedLayerNorm`: a layer norm whose width is divided, if `optimize` is "memory"."""
+"""`smp.nn.DistributedLayerNorm`, a layer norm whose width is divided, and `smp.nn.FusedLayerNorm`."""
 
 from __future__ import annotations
 
@@ -94,3 +94,16 @@ class DistributedLayerNorm(DistributedModule):
         if self.weight is not None:
             found = found * self.weight
         return (found if self.bias is None else found + self.bias).to(tensor.dtype)
+
+
+class _Norms(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (nn.LayerNorm, DistributedLayerNorm))
+
+
+class FusedLayerNorm(nn.LayerNorm, metaclass=_Norms):
+    """torch.nn.LayerNorm, by the name with which scripts look for layer norms.
+
+    Each torch.nn.LayerNorm and DistributedLayerNorm is an instance of it, so that scripts find the norms of
+    distributed transformers when they choose parameters without weight decay.
+    """

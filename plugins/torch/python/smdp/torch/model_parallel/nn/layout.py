@@ -73,6 +73,11 @@ class Layout:
             return exchange(tensor, -1, 0, self.axis)
         return gather_from_ranks(tensor, 0, self.axis)
 
+    def own_samples(self, tensor: Tensor) -> int:
+        """Returns the number of this rank's samples, given those of all ranks."""
+        samples: int = tensor.shape[0]
+        return samples if self.is_prescaled else samples // self.size
+
     def leave(self, tensor: Tensor) -> Tensor:
         """Returns this rank's samples, given those of all ranks."""
         if self.size == 1:

@@ -127,7 +127,7 @@ class DistributedTransformerLMHead(DistributedModule):
                 Tokens, (samples, sequence), are required, and all others may be None. Masks, (samples,
                 sequence), are 1 where a token is masked. Labels are tokens; with `causal_mask_size`, the
                 logits of a token are compared with the next label. Labels of -100 are ignored. Without an
-                embedding of positions, positions must count from 0 in each sample.
+                embedding of positions and rotary ones, positions must count from 0 in each sample.
 
         Raises:
             ValueError: `inputs` is not such a tuple, or its positions cannot be used.
@@ -142,6 +142,8 @@ class DistributedTransformerLMHead(DistributedModule):
         given: tuple[Any, ...] = (hidden, mask)
         if self.add_cross_attention:
             given = (hidden, others[0], mask, _added(others[2], hidden.dtype))
+        elif positions is not None and self.transformer.takes_positions:
+            given = (*given, positions)
         hidden = self.transformer(given)[0]
         if not self.add_lm_head:
             return hidden
@@ -158,7 +160,7 @@ class DistributedTransformerLMHead(DistributedModule):
             if positions is None:
                 positions = torch.arange(ids.shape[-1], device=ids.device).unsqueeze(0)
             found = found + self.position_embedding(positions, is_same=positions.shape[0] != ids.shape[0])
-        elif positions is not None:
+        elif positions is not None and not self.transformer.takes_positions:
             _check_in_order(positions, ids)
         if self.token_type_embedding is not None:
             found = found + self.token_type_embedding(torch.zeros_like(ids) if types is None else types)
@@ -166,14 +168,14 @@ class DistributedTransformerLMHead(DistributedModule):
 
 
 def _check_in_order(positions: Tensor, ids: Tensor) -> None:
-    """Raises ValueError if positions do not count from 0, which layers with rotary positions assume."""
+    """Raises ValueError if positions do not count from 0, which layers without positions assume."""
     length = ids.shape[-1]
     expected = torch.arange(length, device=positions.device)
     if positions.shape[-1] != length or bool((positions != expected).any()):
         raise ValueError(
             f"[smdp] position_ids of shape {tuple(positions.shape)} are not 0 to {length - 1} in each sample,"
-            " but a model without an embedding of positions takes no others; leave them out, or create the"
-            " model outside of smp.tensor_parallelism"
+            " but a model that knows no positions takes no others; leave them out, or create the model"
+            " outside of smp.tensor_parallelism"
         )
 
 

@@ -48,6 +48,7 @@ class DistributedTransformer(DistributedModule):
 
     Attributes:
         seq_layers: The layers.
+        takes_positions: Whether the positions of tokens may follow the mask.
 
     Raises:
         ValueError: A size is not divisible by `tensor_parallel_degree`, or there is no layer norm.
@@ -125,6 +126,7 @@ class DistributedTransformer(DistributedModule):
                     for number in range(num_layers)
                 )
             )
+        self.takes_positions = bool(self.seq_layers[0].takes_positions)
         self._has_norms = has_first_norm, pre_layernorm
         norm = functools.partial(DistributedLayerNorm, hidden_size, layernorm_epsilon, _layout=layout)
         if has_first_norm:
@@ -144,7 +146,7 @@ class DistributedTransformer(DistributedModule):
         names = ["hidden_states", "attention_mask"]
         if self.add_cross_attention:
             names = ["hidden_states", "cross_states", "attention_mask", "cross_mask"]
-        given = checked_tuple(self, inputs, names)
+        given = checked_tuple(self, inputs, names, *(["position_ids"] if self.takes_positions else []))
         hidden = self.pre_layernorm(given[0]) if self._has_norms[0] else given[0]
         hidden = cast("Tensor", self.seq_layers((hidden, *given[1:]))[0])
         return (self.layernorm(hidden) if self._has_norms[1] else hidden, *given[1:])

@@ -130,12 +130,18 @@ class DistributedTransformerLayer(DistributedModule):
                 **common,
             )
 
+    @property
+    def takes_positions(self) -> bool:
+        """Whether the positions of tokens may follow the mask."""
+        return self.cross_attention is None and self.attention.rotary_dim is not None
+
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments with new hidden states, for the next layer.
 
         Args:
             inputs: (hidden states, attention mask), or with cross attention (hidden states, cross states,
                 attention mask, cross mask). Masks are added to scores, (samples, 1, 1, sequence), or None.
+                Without cross attention, layers with rotary positions also take these as the third item.
 
         Raises:
             ValueError: `inputs` is not such a tuple.
@@ -143,12 +149,13 @@ class DistributedTransformerLayer(DistributedModule):
         names = ["hidden_states", "attention_mask"]
         if self.cross_attention is not None:
             names = ["hidden_states", "cross_states", "attention_mask", "cross_mask"]
-        given = checked_tuple(self, inputs, names)
+        given = checked_tuple(self, inputs, names, *(["position_ids"] if self.takes_positions else []))
         layout, place = self.place.layout, self.place
         half = len(given) // 2
         hidden, states, masks = given[0], given[1:half], given[half:]
         if place.enters_others:
-            masks = tuple(entered_mask(each, layout, hidden) for each in masks)
+            samples = hidden.shape[0] if place.enters else layout.own_samples(hidden)
+            masks = tuple(entered_mask(each, layout, samples) for each in masks)
             states = tuple(layout.enter(each) for each in states)
         if place.enters:
             hidden = layout.enter(hidden)
@@ -165,9 +172,11 @@ class DistributedTransformerLayer(DistributedModule):
         """Returns new hidden states for the samples of all ranks, which the arguments are."""
         if self.parallel_branches:
             normed = self.attention.pre_layernorm(hidden)
-            return hidden + self.attention.branch(normed, others[0], None) + self.output.branch(normed)
+            positions = others[1] if self.takes_positions and len(others) > 1 else None
+            found = self.attention.branch(normed, others[0], None, positions)
+            return hidden + found + self.output.branch(normed)
         if self.cross_attention is None:
-            return self.output(self.attention((hidden, others[0])))
+            return self.output(self.attention((hidden, *others)))
         cross, mask, cross_mask = others
         hidden = self.attention((hidden, mask))
         return self.output(self.cross_attention((hidden, cross, cross_mask)))

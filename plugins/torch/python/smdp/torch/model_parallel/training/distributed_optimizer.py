@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from smdp.torch.model_parallel.job.collective_calls import meet
@@ -14,11 +14,13 @@ from smdp.torch.model_parallel.job.ranks import tp_size
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.modules.repartitioned_state import gathered, rejoined
 from smdp.torch.model_parallel.tensor_parallelism.marks import check_not_replaced
+from smdp.torch.model_parallel.training.loss_scaling import LossScaling
 from smdp.torch.model_parallel.training.optimizer_parts import by_name, check_sizes, own_part, whole_state
+from smdp.torch.model_parallel.training.shards_of_parameters import gathered_shards, own_shards
 from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of
 from smdp.torch.model_parallel.training.slices_of_optimizer import joined_optimizer, own_slices_of_optimizer
-from smdp.torch.model_parallel.training.virtual_parameters import VirtualParameters
 from smdp.torch.pipelining.tensors.values import weight_of
+from smdp.torch.precision.mixed_precision import STATE
 from smdp.torch.precision.precision_optimizer import PrecisionOptimizer
 
 _PARTIAL = "_smp_is_partial"
@@ -33,10 +35,11 @@ def joined_part(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ValueError: The shards are not those of all replicas.
     """
     names = shards[0][_PARAMETERS]
-    return {**joined(shards, names), _PARTIAL: True, _PARAMETERS: names}
+    scale = {STATE: shards[0][STATE]} if STATE in shards[0] else {}
+    return {**joined(shards, names), **scale, _PARTIAL: True, _PARAMETERS: names}
 
 
-class DistributedOptimizer(VirtualParameters):
+class DistributedOptimizer(LossScaling):
     """Wraps an optimizer of the model's parameters.
 
     The optimizer may be created before or after the model is wrapped or cut.
@@ -51,22 +54,22 @@ class DistributedOptimizer(VirtualParameters):
 
     Args:
         optimizer: A torch optimizer.
-        static_loss_scale: Has no effect, as in SMP without `fp16`, which is not supported yet.
-        dynamic_loss_scale: Has no effect, like static_loss_scale.
-        **dynamic_loss_args: Have no effect, like static_loss_scale.
+        static_loss_scale: With `fp16`, the number that losses are multiplied by.
+        dynamic_loss_scale: With `fp16`, whether the loss scale changes with overflows instead.
+        dynamic_loss_args: The arguments of `smdp.torch.DynamicLossScale`, in a dict.
+        **more_loss_args: Further ones.
 
     Raises:
         ValueError: `optimizer` is not an optimizer, is already wrapped, or contains a parameter twice.
     """
-
-    inner: PrecisionOptimizer
 
     def __init__(
         self,
         optimizer: Optimizer,
         static_loss_scale: float | None = 1.0,
         dynamic_loss_scale: bool = False,
-        **dynamic_loss_args: Any,
+        dynamic_loss_args: Mapping[str, Any] | None = None,
+        **more_loss_args: Any,
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("[smdp] this optimizer is already an smp.DistributedOptimizer")
@@ -83,6 +86,11 @@ class DistributedOptimizer(VirtualParameters):
             )
         check_not_replaced(given)
         super().__init__(PrecisionOptimizer(optimizer))
+        self.set_loss_scale(
+            static_loss_scale,
+            is_dynamic=bool(dynamic_loss_scale),
+            arguments={**(dynamic_loss_args or {}), **more_loss_args},
+        )
         self._names: list[list[str]] | None = None
         self._deferred: Mapping[str, Any] | None = None
         state.optimizer = self
@@ -95,21 +103,15 @@ class DistributedOptimizer(VirtualParameters):
             self.keep_parameters({each: model.filled.get(each, each) for each in kept})
             self.shard()
 
-    @property
-    def overflow(self) -> bool:
-        """Whether the last step was skipped because of an fp16 overflow. fp16 is not supported yet."""
-        return self.inner.overflow
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates this rank's parameters."""
-        if not any(group["params"] for group in self.param_groups):
+        # With fp16, all ranks decide together whether a step is skipped.
+        is_alone = not self.master_params_created
+        if is_alone and not any(group["params"] for group in self.param_groups):
             return None
+        if state.model is not None:
+            state.model.finish_gradients()
         return super().step(closure)
-
-    def clip_master_grads(self, max_norm: float) -> Tensor:
-        """Clips the norm of gradients over all partitions to `max_norm`; returns the norm before clipping."""
-        pipe = state.model.pipe
-        return self.inner.clip_master_grads(max_norm, state.model.parameters() if pipe is None else pipe)
 
     def keep_own(self, before: Mapping[nn.Parameter, str], own: Mapping[str, nn.Parameter]) -> None:
         """Removes the parameters of other ranks. The model calls this when it has been cut.
@@ -146,14 +148,18 @@ class DistributedOptimizer(VirtualParameters):
         if self.sharded is not None and not gather_if_shard:
             mesh = state.running.mesh
             names = {parameter: name for name, parameter in state.model.named_parameters()}
-            return {**shard_of(self.sharded, names, mesh.replica, mesh.replicas), **marks}
+            return {
+                **shard_of(self.sharded, names, mesh.replica, mesh.replicas),
+                **self._loss_scale_entry(),
+                **marks,
+            }
         found = self._gathered_state()
         return {} if found is None else {**found, **marks}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the whole model's optimizer, as torch would return it without smdp.
 
-        All ranks of the model-parallel group must call this. If the state is
+        All ranks of the model-parallel group must call this. If the state or the parameters are
         sharded, all ranks of the job must, and replicas other than the first get an empty dict.
 
         Raises:
@@ -166,7 +172,7 @@ class DistributedOptimizer(VirtualParameters):
                 " applies the loaded values; call it after that step"
             )
         has_slices = tp_size() > 1
-        if self._is_cut() or has_slices:
+        if self._is_cut() or has_slices or state.cfg.sharded_data_parallel_degree > 1:
             meet("optimizer.state_dict()")
         found = self._gathered_state()
         if found is None:
@@ -176,7 +182,8 @@ class DistributedOptimizer(VirtualParameters):
         if not self._is_cut():
             return found
         mine = {name: each for name, each in by_name(found, self._own_names()).items() if each is not None}
-        return whole_state(gathered(mine), self._all_names(), found["param_groups"])
+        whole = whole_state(gathered(mine), self._all_names(), found["param_groups"])
+        return {**whole, **self._loss_scale_entry()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads the state of the whole model or of this rank. Before the model is cut, loading is postponed.
@@ -211,10 +218,14 @@ class DistributedOptimizer(VirtualParameters):
                 if not all(gathered(is_own)):
                     whole = rejoined(by_name(given, saved), is_own=is_own)
             if whole is not None:
-                groups = given["param_groups"]
-                given = own_part(whole, groups, self.param_groups, self._all_names(), self._own_names())
+                own = own_part(
+                    whole, given["param_groups"], self.param_groups, self._all_names(), self._own_names()
+                )
+                given = {**own, **{key: given[key] for key in (STATE,) if key in given}}
         if tp_size() > 1:
             given = own_slices_of_optimizer(given, self.param_groups)
+        if state.model is not None and state.model.shards is not None:
+            given = own_shards(given, self.param_groups)
         self.inner.load_state_dict(given)
 
     def _gathered_state(self) -> dict[str, Any] | None:
@@ -223,14 +234,20 @@ class DistributedOptimizer(VirtualParameters):
             self.sharded.consolidate()
             if state.running.mesh.replica > 0:
                 return None
-        return dict(self.inner.state_dict())
+        found = dict(self.inner.state_dict())
+        return found if state.model is None or state.model.shards is None else gathered_shards(found)
 
     def _with_other_shards(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state that this shard forms with those that the other replicas load."""
-        group = state.running.mesh.group("dp")
+        group = state.running.mesh.group("rdp")
         shards: list[Any] = [None] * group.size()
         dist.all_gather_object(shards, dict(own), group=group)
         return joined_part(shards)
+
+    def _loss_scale_entry(self) -> dict[str, Any]:
+        """Returns the entry of a state that has the loss scale, if there is one."""
+        scaler = self.loss_scaler
+        return {} if scaler is None else {STATE: scaler.state()}
 
     def _own_names(self) -> list[list[str]]:
         """Returns the names of this rank's parameters, by group; "" for those that are not in the model."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from smdp.torch.sharding.master_parameters import LOW, MASTER
 from smdp.torch.sharding.shard_layout import flattened
 from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
 
@@ -43,6 +44,8 @@ def shard_of(
                 members.append(len(pieces))
                 if piece in states:
                     found[len(pieces)] = dict(states[piece])
+                if sharded.keeps_masters and parameter.dtype in LOW:
+                    found.setdefault(len(pieces), {})[MASTER] = piece.detach()
                 pieces.append((name, begin, end))
         groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": members})
     place = {"replica": replica, "replicas": replicas, "pieces": pieces, "shapes": shapes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch.nn import Parameter
 
 from smdp.torch.model_parallel.job.state import state
@@ -48,7 +49,8 @@ class VirtualParameters(OptimizerLink):
         last: OptimizerLink = self
         while isinstance(last.inner, OptimizerLink):
             last = last.inner
-        last.inner = ShardedOptimizer(last.inner, model)
+        master = torch.float32 if state.cfg.fp16 else None
+        last.inner = ShardedOptimizer(last.inner, model, master_dtype=master)
 
     def virtual_named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yields the virtual parameters by name; those after a parameter's first one have numbers."""

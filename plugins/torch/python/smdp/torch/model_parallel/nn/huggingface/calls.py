@@ -119,8 +119,8 @@ def encoder(theirs: Forward) -> Callable[..., Any]:
         _check_alike_rows(mask)
         if mask is not None:
             mask = mask[:, :, :1]  # each token sees the same ones
-        elif state.cfg.partitions > 1:
-            # transformers leaves out a mask that hides nothing, but microbatches must be alike.
+        elif state.cfg.partitions > 1 or state.cfg.tensor_parallel_degree > 1:
+            # transformers leaves out a mask that hides nothing, but microbatches and ranks must be alike.
             mask = torch.ones(hidden.shape[0], 1, 1, hidden.shape[1], dtype=torch.bool, device=hidden.device)
         if mask is not None and mask.dtype == torch.bool:
             lowest = torch.finfo(hidden.dtype).min

@@ -1,4 +1,4 @@
-"""A script as users of SageMaker Model Parallel wrote it, configured by SM_HP_MP_PARAMETERS."""
+"""MNIST's script of SageMaker Model Parallel, configured by SM_HP_MP_PARAMETERS, on smaller images."""
 
 import argparse
 
@@ -88,8 +88,13 @@ loader = torch.utils.data.DataLoader(
 held_out = torch.utils.data.TensorDataset(images[1500:1780], labels[1500:1780])
 test_loader = torch.utils.data.DataLoader(held_out, 40, drop_last=True)
 
-model = smp.DistributedModel(GroupedNet().to(device))
-optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=2e-3))
+model = GroupedNet().to(device)
+# smdistributed: divide only one layer.
+smp.set_tensor_parallelism(model.fc1, smp.tp_size() > 1)
+model = smp.DistributedModel(model)
+if smp.tp_size() > 1:
+    assert model.module.fc1.weight.shape == (64, 1024 // smp.tp_size())
+optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=5e-3))
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)
 for epoch in range(args.epochs):  # noqa: B007
     loss = train(model, device, loader, optimizer)
@@ -99,7 +104,7 @@ for epoch in range(args.epochs):  # noqa: B007
 local = len(list(model.local_parameters()))
 assert local < 8 if smp.pp_size() > 1 else local == 8
 if args.save:
-    if smp.dp_rank() == 0:
+    if smp.rdp_rank() == 0:
         smp.save({"model": model.local_state_dict(), "epoch": epoch}, args.save, partial=True)
     smp.barrier()
     again = smp.load(args.save, partial=True)

@@ -1,0 +1,60 @@
+"""`smp.sharded_data_parallel_checkpoint`: the whole model of a checkpoint of sharded data parallelism."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smdp.torch.model_parallel.checkpoints.parameter_shards import PREFIX, ShardFiles, files_in, read_shapes
+from smdp.torch.model_parallel.checkpoints.partial_checkpoint import read_part
+
+__all__ = ["get_full_state_dict_from_sharded_data_parallel_checkpoint"]
+
+
+def get_full_state_dict_from_sharded_data_parallel_checkpoint(
+    checkpoint_dir: str | PathLike[str],
+    dtype: torch.dtype = torch.float32,
+    tag: str | None = None,
+    remove_smp_prefix: bool = True,
+) -> dict[str, Tensor]:
+    """Returns the whole model's state dict from the shards of a partial checkpoint. No job is needed.
+
+    A tied parameter is there under one of its names.
+
+    Args:
+        checkpoint_dir: The folder of all checkpoints.
+        dtype: The dtype of the result.
+        tag: The name of the checkpoint. Default: the name in the file `newest`.
+        remove_smp_prefix: Whether names are those of the model, without "module." in front.
+
+    Raises:
+        ValueError: There is no such checkpoint, or it is not complete.
+    """
+    root = Path(checkpoint_dir)
+    if tag is None:
+        newest = root / "newest"
+        if not newest.is_file():
+            raise ValueError(f"[smdp] {root} contains no file 'newest'; pass the tag of a checkpoint")
+        tag = newest.read_text(encoding="utf-8").strip()
+    folder = next((each for each in (root / f"{tag}_partial", root / tag) if each.is_dir()), None)
+    files = [] if folder is None else files_in(folder)
+    if folder is None or not files:
+        raise ValueError(
+            f"[smdp] {root} contains no checkpoint {tag!r} of sharded data parallelism; pass the folder and"
+            " the tag that smp.save_checkpoint() was given"
+        )
+    content: Any = read_part(folder / "user_content.pt")
+    shapes = content.get("param_shapes") if isinstance(content, dict) else None
+    if shapes is None:
+        raise ValueError(f"[smdp] {folder / 'user_content.pt'} has no 'param_shapes', which name the shards")
+    saved = ShardFiles([read_part(each, is_mapped=True) for each in files], read_shapes(shapes))
+    module = read_part(folder / f"model_{files[0].stem.partition('_')[2]}.pt")["module"]
+    found = {name: value for name, value in module.items() if isinstance(value, Tensor)} | dict(
+        saved.parameters()
+    )
+    prefix = "" if remove_smp_prefix else PREFIX
+    return {prefix + name: each.to(dtype) for name, each in found.items()}

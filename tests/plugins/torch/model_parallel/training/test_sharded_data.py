@@ -1,0 +1,224 @@
+"""Sharded data parallelism under SMP's API: it trains as plain data parallelism does, and clips."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipeline_models import Language, batches, language_loss
+from torch import Tensor
+from torch_spawn import run
+
+import smdp
+import smdp.torch.model_parallel as smp
+from smdp.torch import clip_grad_norm_
+
+STEPS = batches(4, 8)
+
+
+class Job:
+    """A training script."""
+
+    def __init__(self, degree: int, *, lr: float = 1e-2, passes: int = 1, **keys: Any) -> None:
+        dtype = keys.pop("dtype", torch.float32)
+        smp.init(
+            {
+                "microbatches": 2,
+                "ddp": True,
+                "sharded_data_parallel_degree": degree,
+                "sdp_param_persistence_threshold": 40,
+                **keys,
+            }
+        )
+        torch.manual_seed(0)
+        with smp.model_creation(tensor_parallelism=smp.tp_size() > 1, dtype=dtype):
+            module = Language(4, tied=True)
+        self.model = smp.DistributedModel(module, backward_passes_per_step=passes)
+        named = dict(self.model.named_parameters())
+        groups = [
+            {"params": [each for each in named.values() if each.ndim > 1], "weight_decay": 0.1},
+            {"params": [each for each in named.values() if each.ndim == 1]},
+        ]
+        self.optimizer = smp.DistributedOptimizer(
+            torch.optim.AdamW(groups, lr=lr, eps=1e-4), None, True, dynamic_loss_args={"init_scale": 2.0**10}
+        )
+
+        @smp.step
+        def forward_backward(model: Any, ids: Tensor) -> Tensor:
+            loss = language_loss(model(ids), {"ids": ids})
+            model.backward(loss)
+            return loss
+
+        self.forward_backward = forward_backward
+
+    def train(self, batch: dict[str, Tensor], *, is_clipped: bool = False) -> float:
+        self.optimizer.zero_grad()
+        if smp.state.cfg.prescaled_batch:
+            ids = batch["ids"].chunk(smp.rdp_size())[smp.rdp_rank()]
+        else:
+            ids = batch["ids"].chunk(smp.dp_size())[smp.dp_rank()]
+        loss = self.forward_backward(self.model, ids).reduce_mean()
+        if is_clipped:
+            clip_grad_norm_(self.model.get_module(), 0.5)
+        self.optimizer.step()
+        return loss.item()
+
+    def end(self) -> None:
+        smp.barrier()
+        smp.shutdown()
+
+
+def whole(job: Job) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in job.model.state_dict().items()}
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor], atol: float) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.allclose(each.float(), other[name].float(), atol=atol) for name, each in one.items())
+
+
+def two_of_four() -> None:
+    plain = Job(1)
+    losses = [plain.train(batch, is_clipped=True) for batch in STEPS]
+    expected, state = whole(plain), plain.optimizer.state_dict()["state"]
+    plain.end()
+    for degree in (2, 4):
+        job = Job(degree, sdp_gradient_clipping=0.5)
+        assert [job.train(batch) for batch in STEPS] == pytest.approx(losses, rel=1e-5)
+        assert close(whole(job), expected, 1e-5)
+        found = job.optimizer.state_dict()["state"]
+        assert all(torch.allclose(found[n]["exp_avg"], state[n]["exp_avg"], atol=1e-6) for n in state)
+        parameters = [each for group in job.optimizer.fp16_groups for each in group]
+        own = sum(each.numel() for each in job.optimizer.fp32_partitioned_groups_flat)
+        total = sum(each.ds_numel for each in parameters)
+        small = sum(each.ds_numel for each in parameters if each.ds_numel < 40)
+        assert total == sum(each.numel() for each in expected.values()) - expected["head.weight"].numel()
+        assert own == pytest.approx((total - small) / degree + small, rel=0.05)
+        assert job.optimizer.ds_param_shard_group.size() == degree
+        with pytest.raises(RuntimeError, match="every rank gathers parameters from the others"):
+            job.model.join()
+        job.end()
+
+
+def test_two_of_four() -> None:
+    run(two_of_four, 4)
+
+
+def sixteen_bits() -> None:
+    plain = Job(1)
+    losses = [plain.train(batch, is_clipped=True) for batch in STEPS]
+    plain.end()
+    kinds: list[dict[str, Any]] = [{"bf16": True}, {"fp16": True}]
+    for keys in (*kinds, {"bf16": True, "dtype": torch.bfloat16}, {"fp16": True, "dtype": torch.float16}):
+        job = Job(2, sdp_gradient_clipping=0.5, **keys)
+        found = [job.train(batch) for batch in STEPS]
+        # A model that is made in 16 bits has other random numbers.
+        assert found == pytest.approx(losses, rel=0.5 if "dtype" in keys else 5e-2), keys
+        assert all(each.dtype is torch.float32 for each in job.model.parameters())
+        assert job.model(STEPS[0]["ids"])["logits"].dtype is torch.float32
+        if "fp16" in keys:
+            assert job.optimizer.loss_scale == 2.0**10
+            job.optimizer.loss_scale = 2.0**60
+            before = whole(job)
+            job.train(STEPS[0])
+            assert job.optimizer.overflow and job.optimizer.loss_scale == 2.0**59
+            assert close(whole(job), before, 0)
+            job.optimizer.loss_scale = 2.0**10
+            job.train(STEPS[0])
+            assert not job.optimizer.overflow and not close(whole(job), before, 1e-4)
+        job.end()
+
+
+def test_sixteen_bits() -> None:
+    run(sixteen_bits, 2)
+
+
+def with_slices() -> None:
+    """Shards of slices are those of RDP_GROUP, with samples of each rank's own or the same ones."""
+    for is_prescaled in (False, True):
+        tensor = {"tensor_parallel_degree": 2, "prescaled_batch": is_prescaled}
+        plain = Job(1, **tensor)
+        assert any(True for _ in plain.model.distributed_modules())
+        losses = [plain.train(batch, is_clipped=True) for batch in STEPS]
+        expected = whole(plain)
+        plain.end()
+        for degree, keys in ((2, {"sdp_gradient_clipping": 0.5}), (1, {"shard_optimizer_state": True})):
+            job = Job(degree, **tensor, **keys)
+            classes = [dict(job.model.default_reducer_named_parameters()).keys()]
+            assert "places" in classes[0] and "blocks.0.wide.weight" not in classes[0]
+            found = [job.train(batch, is_clipped=degree == 1) for batch in STEPS]
+            assert found == pytest.approx(losses, rel=1e-5), (is_prescaled, degree, found, losses)
+            assert close(whole(job), expected, 1e-5)
+            job.end()
+
+
+def test_with_slices() -> None:
+    run(with_slices, 4)
+
+
+def by_the_published_rule(folder: Path, degree: int) -> dict[str, Tensor]:
+    """Rebuilds parameters as Amazon's example script describes it."""
+    content = torch.load(folder / "user_content.pt", weights_only=False)
+    flats = []
+    for number in range(degree):
+        found = torch.load(folder / f"optimizer_{number}.pt", weights_only=False)
+        assert found["partition_count"] == degree
+        flats.append(torch.cat(found["fp32_flat_groups"]))
+    buffers = torch.load(folder / "model_0.pt", weights_only=False)["module"]
+    rebuilt, offset = {name: buffers[name] for name in content["buffer_names"]}, 0
+    for name, shape in [pair for group in content["param_shapes"] for pair in group.items()]:
+        each = -(-shape.numel() // degree)
+        parts = [flat[offset : offset + each] for flat in flats]
+        rebuilt[name.removeprefix("module.")] = torch.cat(parts)[: shape.numel()].view(shape)
+        offset += each
+    assert offset == flats[0].numel()
+    return rebuilt
+
+
+def checkpoints() -> None:
+    folder = Path(os.environ["SMDP_TEST_FOLDER"])
+    job = Job(2)
+    for batch in STEPS[:3]:
+        job.train(batch)
+    three, state = whole(job), copy.deepcopy(job.optimizer.state_dict()["state"])
+    smp.save_checkpoint(folder, "three", True, job.model, job.optimizer, {"step": 3})
+    smp.save_checkpoint(folder, "full", False, job.model)
+    smp.save_checkpoint(folder, "weights", True, job.model)
+    job.train(STEPS[3])
+    four = whole(job)
+    job.end()
+    read = smp.sharded_data_parallel_checkpoint.get_full_state_dict_from_sharded_data_parallel_checkpoint
+    for rebuilt in (by_the_published_rule(folder / "three_partial", 2), read(folder, tag="three")):
+        assert rebuilt.keys() == three.keys() - {"head.weight"}
+        assert all(torch.equal(each, three[name]) for name, each in rebuilt.items())
+    assert set(torch.load(folder / "full")) == three.keys()
+    for degree in (2, 4, 1):
+        job = Job(degree)
+        assert smp.resume_from_checkpoint(folder, "three")["step"] == 3
+        assert close(whole(job), three, 0)
+        found = job.optimizer.state_dict()["state"]
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[n]["exp_avg"], state[n]["exp_avg"]) for n in state)
+        job.train(STEPS[3])
+        if degree > 1:
+            assert close(whole(job), four, 1e-6)
+        job.end()
+    for tag, is_partial in (("three", True), ("weights", True), ("full", False)):
+        job = Job(4)
+        smp.resume_from_checkpoint(folder, tag, is_partial, load_sharded_optimizer_state=False)
+        assert close(whole(job), three, 0)
+        assert not job.optimizer.state_dict()["state"]
+        job.end()
+    job = Job(4)
+    if smp.rank() > 0:
+        with pytest.raises(smdp.SmdpError, match="all ranks of the job must"):
+            smp.save_checkpoint(folder, "wrong", True, job.model)
+    # The first rank leaves.
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    run(checkpoints, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
