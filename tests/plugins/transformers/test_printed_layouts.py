@@ -21,7 +21,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "offload_activations": True,
         "offload_optimizer": True,
     },
-    "sharded parameters": {"data": 2, "microbatches": 2, "sharding": "zero3", "checkpointing": "each"},
+    "sharded parameters": {
+        "data": 2,
+        "microbatches": 2,
+        "sharding": "zero3",
+        "precision": "bf16",
+        "checkpointing": "each",
+    },
     "pipeline of divided layers": {
         "pipeline": 2,
         "tensor": 2,

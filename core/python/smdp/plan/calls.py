@@ -11,7 +11,9 @@ from collections.abc import Mapping
 CALLS: Mapping[str, frozenset[str]] = {
     "smdp.torch.DistributedDataParallel": frozenset(),
     "smdp.torch.MixedPrecision": frozenset({"dtype"}),
-    "smdp.torch.ShardedDataParallel": frozenset({"degree", "reshard_after_forward", "backward_passes"}),
+    "smdp.torch.ShardedDataParallel": frozenset(
+        {"degree", "dtype", "reshard_after_forward", "backward_passes"}
+    ),
     "smdp.torch.ShardedOptimizer": frozenset({"scope", "master_dtype", "offload"}),
     "smdp.torch.checkpoint_activations": frozenset({"policy"}),
     "smdp.torch.lower_precision": frozenset({"dtype"}),

@@ -28,8 +28,8 @@ def refusal(one: Candidate, cluster: Cluster, offload: str = "") -> str | None:
             "ShardedDataParallel shards the parameters of whole models, not of stages",
         ),
         (
-            is_sharded and one.precision in ("bf16", "fp16"),
-            "MixedPrecision keeps whole masters, or those of a ShardedOptimizer",
+            is_sharded and one.precision == "fp16",
+            "ShardedDataParallel does not scale losses; use bf16",
         ),
         (
             one.offload_activations and offload == "host" and cluster.is_cpu,

@@ -47,7 +47,7 @@ def python(one: Candidate, cluster: Cluster, offload: str = "") -> str:
             offload=offload if one.offload_optimizer else None,
         )
         body.append(f"optimizer = {sharded}")
-    if one.precision in _DTYPES:
+    if _is_mixed(one):
         mixed = call("smdp.torch.MixedPrecision", "optimizer", where, dtype=_dtype(one))
         body.append(f"optimizer = {mixed}")
     return "\n".join([*body, "", *_loop(one, "cpu" if cluster.is_cpu else "cuda"), ""])
@@ -63,8 +63,17 @@ def _dtype(one: Candidate) -> Code:
     return Code(f"torch.{_DTYPES[one.precision]}")
 
 
+def _is_in_shards(one: Candidate) -> bool:
+    return one.sharding in ("zero2", "zero3")
+
+
+def _is_mixed(one: Candidate) -> bool:
+    """Returns whether MixedPrecision trains in 16 bits. ShardedDataParallel does so by itself."""
+    return one.precision in _DTYPES and not _is_in_shards(one)
+
+
 def _lowered(one: Candidate) -> list[str]:
-    if one.precision not in _DTYPES:
+    if not _is_mixed(one):
         return []
     return [f"model = {call('smdp.torch.lower_precision', 'model', dtype=_dtype(one))}"]
 
@@ -105,10 +114,11 @@ def _layers(one: Candidate, offload: str) -> list[str]:
         lines.append(f"model = {call('smdp.torch.checkpoint_activations', 'model', policy=policy)}")
     if one.offload_activations:
         lines.append(f"model = {call('smdp.torch.offload_activations', 'model', offload=offload)}")
-    if one.sharding in ("zero2", "zero3"):
+    if _is_in_shards(one):
         sharded = call(
             "smdp.torch.ShardedDataParallel",
             "model",
+            dtype=_dtype(one) if one.precision in _DTYPES else None,
             degree=one.sharding_degree or one.data,
             reshard_after_forward=False if one.sharding == "zero2" else None,
             backward_passes=one.microbatches if one.microbatches > 1 else None,
@@ -144,7 +154,7 @@ def _loop(one: Candidate, device: str) -> list[str]:
     if one.precision == "amp":
         lines.append(f'{indent}with torch.autocast("{device}", dtype=torch.bfloat16):')
         forward = f"    {forward}"
-    backward = "optimizer.backward(loss)" if one.precision in _DTYPES else "loss.backward()"
+    backward = "optimizer.backward(loss)" if _is_mixed(one) else "loss.backward()"
     return [*lines, f"{indent}{forward}", f"{indent}{backward}", last]
 
 
@@ -199,7 +209,7 @@ def trainer(one: Candidate, cluster: Cluster, offload: str = "") -> str:
         )
     else:
         name, size = "DataParallel", one.microbatch_size
-        shards = _sharded_parameters(one) if one.sharding in ("zero2", "zero3") else None
+        shards = _sharded_parameters(one) if _is_in_shards(one) else None
         plugin = call("smdp.transformers.DataParallel", **both, shard_parameters=shards)
     sizes = f"per_device_train_batch_size={size}"
     if not is_divided and one.microbatches > 1:
