@@ -115,7 +115,6 @@ def any_order() -> None:
                 smp.shutdown()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def from_a_file() -> None:
     """A partition that one job has written is that of the next, whatever its own choice would be."""
     path = Path(os.environ["SMDP_TEST_FOLDER"], "partition.json")
@@ -144,6 +143,7 @@ def test_a_partition_from_a_file(tmp_path: Path) -> None:
     run(from_a_file, 2, env={"SMDP_TEST_FOLDER": str(tmp_path)})
 
 
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_order(ranks: int) -> None:
     run(any_order, ranks)
 
