@@ -58,7 +58,7 @@ def test_explain_names_every_rejected_one() -> None:
 def test_emitted_python_is_a_script(tmp_path: Path) -> None:
     """A host of two cores, by what was measured on it; nothing else is printed."""
     speed = ["--device", "cpu", "--gflops", 50, "--memory-bandwidth", "8GBps", "--cores-per-host", 2]
-    options = ["--ranks-per-host", 4, "--batch", 16, "--sequence", 512, "--precision", "fp32,bf16", *speed]
+    options = ["--ranks-per-host", 4, "--batch", 16, "--sequence", 512, "--precision", "fp32,fp16", *speed]
     small = ["--device-memory", "64GB", "--offload", "disk:/scratch"]
     for form in ("python", "trainer"):
         done = smdp(CONFIG, *options, *small, "--emit", form)
