@@ -293,17 +293,21 @@ class SmdpStrategy(DDPStrategy):
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the validation step, without inference mode if parameters are gathered in it."""
         with self._without_inference_mode():
-            return super().validation_step(*args, **kwargs)
+            return self._converted(super().validation_step(*args, **kwargs))
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the test step; see validation_step()."""
         with self._without_inference_mode():
-            return super().test_step(*args, **kwargs)
+            return self._converted(super().test_step(*args, **kwargs))
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the prediction step; see validation_step()."""
         with self._without_inference_mode():
-            return super().predict_step(*args, **kwargs)
+            return self._converted(super().predict_step(*args, **kwargs))
+
+    def _converted(self, result: Any) -> Any:
+        plugin = self.precision_plugin
+        return plugin.convert_output(result) if isinstance(plugin, SixteenBits) else result
 
     @contextlib.contextmanager
     def _without_inference_mode(self) -> Iterator[None]:
