@@ -131,6 +131,7 @@ class SmdpStrategy(DDPStrategy):
         if compression != "none":
             others["compression"] = compression
         given = {name: value for name, value in others.items() if value is not None}
+        self._precision = precision
         self._shards: ShardsOfModule | None = None
         shards = asked_shards("SmdpStrategy", shard_parameters, given)
         if shards is not None:
@@ -172,7 +173,12 @@ class SmdpStrategy(DDPStrategy):
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:
-        """Sets up DDPStrategy. Batch norms are also synchronized on CPUs."""
+        """Sets up DDPStrategy. Batch norms are also synchronized on CPUs.
+
+        Raises:
+            ValueError: The Trainer's precision does not go with the strategy's arguments.
+        """
+        self._check_precision(trainer)
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncBatchNorms()
         self.optimizers = []  # a sharded one from an earlier fit() would keep its part of the gradients
@@ -185,6 +191,19 @@ class SmdpStrategy(DDPStrategy):
             self.setup_precision_plugin()
             return
         super().setup(trainer)
+
+    def _check_precision(self, trainer: Trainer) -> None:
+        plugin: Any = self.precision_plugin
+        asked = plugin.precision
+        if isinstance(plugin, SixteenBits):
+            asked = trainer._accelerator_connector._precision_flag
+        if self._precision is not None and asked != "32-true":
+            raise ValueError(
+                f"[smdp] SmdpStrategy: precision={self._precision!r} and the Trainer's precision={asked!r}"
+                " cannot be used together, because each converts the model. Use one of them."
+            )
+        if self._shards is not None and trainer.state.fn == TrainerFn.FITTING:
+            self._shards.check(plugin)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
