@@ -124,7 +124,7 @@ class SmdpStrategy(DDPStrategy):
         self._sharding = asked_sharding("SmdpStrategy", shard_optimizer)
         sixteen_bits = None if precision is None else SixteenBits("SmdpStrategy", precision)
         others = {
-            "shard_optimizer": shard_optimizer or None,
+            "shard_optimizer": None if shard_optimizer is False else shard_optimizer,
             "bucket_cap_mb": kwargs.get("bucket_cap_mb"),
             "precision": precision,
         }
