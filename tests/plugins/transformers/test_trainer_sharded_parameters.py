@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,20 @@ def test_not_with_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         with pytest.raises(ValueError, match=words):
             lm.trainer(plugins=[DataParallel(**given), ModelParallel()])
+
+
+def test_values_of_a_mapping() -> None:
+    for name, value, allowed in (
+        ("degree", "2", "an integer of at least 1, or None"),
+        ("persistence_threshold", -1, "a number of elements of at least 0"),
+        ("max_live_parameters", True, "a number of elements of at least 0"),
+        ("reshard_after_forward", 2, "True or False"),
+    ):
+        words = re.escape(f"DataParallel: {name} of shard_parameters is {value!r}; allowed: {allowed}.")
+        with pytest.raises(ValueError, match=words):
+            DataParallel(shard_parameters={name: value})
+    valid = {"degree": None, "max_live_parameters": 1e9, "reshard_after_forward": False}
+    assert DataParallel(shard_parameters=valid).changed == ["shard_parameters"]
 
 
 @pytest.mark.parametrize(
