@@ -142,6 +142,10 @@ def test_not_with_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for given, words in (
         ({"shard_parameters": True}, "of its own stages only; pass shard_optimizer to ModelParallel"),
         ({"recompute": "each", "precision": "bf16"}, "pass recompute, precision to ModelParallel"),
+        (
+            {"recompute": "each", "shard_parameters": True, "algorithm": "ring"},
+            "pass recompute to ModelParallel; .* in place of shard_parameters; .* not support algorithm",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             lm.trainer(plugins=[DataParallel(**given), ModelParallel()])
