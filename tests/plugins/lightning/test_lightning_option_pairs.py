@@ -28,14 +28,27 @@ class Slow(Model):
         return torch.optim.AdamW(self.parameters(), 1e-3)
 
 
+class Inside(Model):
+    """Its steps call a submodule, as no hook of the module's own forward sees."""
+
+    def validation_step(self, batch: Any, _: int) -> None:
+        self.told.append(torch.nn.functional.mse_loss(self.predict_step(batch, 0), batch[1]).item())
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, _: int) -> torch.Tensor:
+        return self.layers(batch[0])
+
+
 def fitting(**given: Any) -> Callable[[], Result]:
     SmdpStrategy(**given)
 
     def fit() -> Result:
         module = Slow()
+        start = whole(module)
         done = trainer("pairs", given, enable_checkpointing=False, callbacks=[], accumulate_grad_batches=1)
         done.fit(module, data())
-        return module.told, whole(module)
+        return module.told, whole(module) - start
 
     return fit
 
@@ -50,13 +63,20 @@ def with_masters() -> None:
     for precision in ("bf16", "fp16"):
         for name, more in (("whole", {}), ("sharded", {"shard_optimizer": True})):
             done = trainer(name + precision, {"precision": precision, **more})
-            done.fit(Model(), data())
+            module = Inside()
+            done.fit(module, data())
             assert {one.dtype for one in done.lightning_module.parameters()} != {torch.float32}
             ends[name] = whole(done.lightning_module)
             saved = os.path.join(where(name + precision), "step=2.ckpt")
             again = trainer("again", {"precision": precision})
             again.fit(Model(), data(), ckpt_path=saved)
             assert torch.equal(whole(again.lightning_module), ends[name])
+            module.told.clear()
+            for evaluate in (done.validate, done.test):
+                evaluate(module, data(), verbose=False)
+            half = len(module.told) // 2
+            assert half and module.told[:half] == module.told[half:]
+            assert {one.dtype for one in done.predict(module, data())} == {torch.float32}
         assert torch.equal(ends["sharded"], ends["whole"])
 
 

@@ -145,3 +145,5 @@ def test_trains_and_resumes_like_an_unsharded_optimizer() -> None:
 def test_unknown_scope() -> None:
     with pytest.raises(ValueError, match=r"SmdpStrategy: shard_optimizer is 'rack'; allowed: True, False, "):
         SmdpStrategy(shard_optimizer="rack")
+    with pytest.raises(ValueError, match=r"=True and shard_optimizer=\{\} cannot be used together"):
+        SmdpStrategy(shard_optimizer={}, shard_parameters=True)

@@ -91,10 +91,22 @@ def fitted() -> None:
     done.fit_loop.epoch_loop.max_steps = 6
     done.fit(module, data())
     assert done.global_step == 6
-    scaling = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
-    refused = trainer("refused", {"shard_parameters": True}, plugins=[scaling])
-    with pytest.raises(ValueError, match="and precision='16-mixed' cannot be used together"):
-        refused.fit(Model(), data())
+    scaling = {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]}
+    sharded, lowered = {"shard_parameters": True}, {"precision": "bf16"}
+    for strategy, options, words in (
+        (sharded, scaling, "and precision='16-mixed' cannot be used together"),
+        (sharded, {"precision": "bf16-true"}, "and precision='bf16-true' .* without masters. Use"),
+        (lowered, {"precision": "bf16-mixed"}, "='bf16' and the Trainer's precision='bf16-mixed' cannot"),
+        (
+            {**sharded, **lowered},
+            {"precision": "bf16-true"},
+            "='bf16' and the Trainer's precision='bf16-true'",
+        ),
+    ):
+        unchanged = Model()
+        with pytest.raises(ValueError, match=words):
+            trainer("refused", strategy, **options).fit(unchanged, data())
+        assert {one.dtype for one in unchanged.parameters()} == {torch.float32}
 
 
 def test_trains_and_resumes_like_whole_parameters() -> None:

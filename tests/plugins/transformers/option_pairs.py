@@ -43,11 +43,12 @@ def check_pairs(make: Callable[..., Callable[[], Result]], names: list[str]) -> 
     """Trains with each pair of options, and with none.
 
     Args:
-        make: Takes arguments and returns a function that trains and returns losses and weights. It makes the
-            plugin, which refuses what cannot be used together.
+        make: Takes arguments and returns a function that trains and returns losses and how far each weight
+            has moved. It makes the plugin, which refuses what cannot be used together.
         names: Those of the options.
     """
-    losses, weights = make()()
+    losses, moved = make()()
+    assert moved.norm() > 0
     for one, other in itertools.combinations(names, 2):
         if OPTIONS[one].keys() & OPTIONS[other].keys():
             continue  # the same argument with two values
@@ -56,10 +57,13 @@ def check_pairs(make: Callable[..., Callable[[], Result]], names: list[str]) -> 
             with pytest.raises(ValueError, match=rf"^\[smdp\] .*{re.escape(REFUSED[one, other])}"):
                 make(**given)
             continue
-        tolerance = 0.02 if {one, other}.intersection(_ROUNDING) else 1e-5
+        is_rounded = bool({one, other}.intersection(_ROUNDING))
         told, values = make(**given)()
+        tolerance = 0.02 if is_rounded else 1e-5
         assert torch.allclose(torch.tensor(told), torch.tensor(losses), rtol=tolerance), (one, other)
-        assert torch.allclose(values, weights, atol=tolerance), (one, other)
+        # Untrained weights would be off by 1, and rounded weights move in steps.
+        error = float((values - moved).norm() / moved.norm())
+        assert error < (0.25 if is_rounded else 1e-3), (one, other, error)
 
 
 def whole(model: nn.Module) -> Tensor:

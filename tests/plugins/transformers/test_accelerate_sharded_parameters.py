@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import (
+    DataLoaderConfiguration,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
@@ -49,11 +50,18 @@ def looped() -> None:
         loop.accelerator.load_state(os.path.join(folder, saved))
         same(loop, whole, loop.train(2, 4), expected)
 
-    hook = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)
     backend = InitProcessGroupKwargs(backend="smdp")
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[backend, hook])
-    with pytest.raises(ValueError, match="shard_parameters and comm_hook='bf16' cannot be used together"):
-        DataParallel(shard_parameters=True).apply(accelerator)
+    uneven = {"dataloader_config": DataLoaderConfiguration(even_batches=False)}
+    for words, of_ddp, others in (
+        ("comm_hook='bf16'", {"comm_hook": DDPCommunicationHookType.BF16}, {}),
+        ("bucket_cap_mb=4", {"bucket_cap_mb": 4}, {}),
+        ("static_graph=True", {"static_graph": True}, {}),
+        ("even_batches=False", {}, uneven),
+    ):
+        handlers = [backend, DistributedDataParallelKwargs(**of_ddp)]
+        accelerator = Accelerator(cpu=True, kwargs_handlers=handlers, **others)
+        with pytest.raises(ValueError, match=f"shard_parameters and {words} cannot be used together"):
+            DataParallel(shard_parameters=True).apply(accelerator)
 
     model = lm.model()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -152,3 +152,5 @@ def test_unknown_scope() -> None:
         DataParallel(shard_optimizer="rack")
     with pytest.raises(ValueError, match=r"DataParallel: shard_optimizer is None; allowed: True, False, "):
         DataParallel(shard_optimizer=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"DataParallel: shard_optimizer: offload = 3 is not valid"):
+        DataParallel(shard_optimizer={"offload": 3})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,27 @@ def test_not_with_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for given, words in (
         ({"shard_parameters": True}, "of its own stages only; pass shard_optimizer to ModelParallel"),
         ({"recompute": "each", "precision": "bf16"}, "pass recompute, precision to ModelParallel"),
+        (
+            {"recompute": "each", "shard_parameters": True, "algorithm": "ring"},
+            "pass recompute to ModelParallel; .* in place of shard_parameters; .* not support algorithm",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             lm.trainer(plugins=[DataParallel(**given), ModelParallel()])
+
+
+def test_values_of_a_mapping() -> None:
+    for name, value, allowed in (
+        ("degree", "2", "an integer of at least 1, or None"),
+        ("persistence_threshold", -1, "a number of elements of at least 0"),
+        ("max_live_parameters", True, "a number of elements of at least 0"),
+        ("reshard_after_forward", 2, "True or False"),
+    ):
+        words = re.escape(f"DataParallel: {name} of shard_parameters is {value!r}; allowed: {allowed}.")
+        with pytest.raises(ValueError, match=words):
+            DataParallel(shard_parameters={name: value})
+    valid = {"degree": None, "max_live_parameters": 1e9, "reshard_after_forward": False}
+    assert DataParallel(shard_parameters=valid).changed == ["shard_parameters"]
 
 
 @pytest.mark.parametrize(

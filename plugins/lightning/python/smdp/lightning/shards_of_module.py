@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from lightning.pytorch.plugins import HalfPrecision
 from torch import nn
 from torch.optim import Optimizer
 
@@ -38,6 +39,26 @@ class ShardsOfModule:
         found = self._wrapper
         return found if found is not None and (found.module is module or found is module) else None
 
+    def check(self, plugin: Any) -> None:
+        """Checks Lightning's precision plugin before it converts the module.
+
+        Raises:
+            ValueError: It scales the loss, or keeps parameters in 16 bits.
+        """
+        reason = None
+        if getattr(plugin, "scaler", None) is not None:
+            reason = "ranks would scale the loss by what they find in their own shards. Use 'bf16-mixed'"
+        elif isinstance(plugin, HalfPrecision):
+            reason = (
+                "shards would have 16 bits, without masters. Use SmdpStrategy(precision='bf16'), which"
+                " gathers parameters in 16 bits"
+            )
+        if reason is not None:
+            raise ValueError(
+                f"[smdp] SmdpStrategy: shard_parameters and precision={plugin.precision!r} cannot be used"
+                f" together, because {reason}."
+            )
+
     def shard(self, module: nn.Module, plugin: Any, options: Mapping[str, Any]) -> ShardedDataParallel:
         """Distributes the parameters of a module.
 
@@ -47,14 +68,8 @@ class ShardsOfModule:
             options: The keyword arguments of DDPStrategy for DDP.
 
         Raises:
-            ValueError: The module cannot be sharded, or the plugin scales the loss.
+            ValueError: The module cannot be sharded.
         """
-        if getattr(plugin, "scaler", None) is not None:
-            raise ValueError(
-                f"[smdp] SmdpStrategy: shard_parameters and precision={plugin.precision!r} cannot be used"
-                " together, because ranks would scale the loss by what they find in their own shards. Use"
-                " 'bf16-mixed'."
-            )
         chosen = {name: options[known] for known, name in _NAMES.items() if known in options}
         self._wrapper = ShardedDataParallel(module, **self._options, **chosen)
         plugin.clip_grad_by_norm = clip_by_norm

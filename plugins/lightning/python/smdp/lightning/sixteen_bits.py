@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from smdp.torch import MixedPrecision, lower_precision
-from smdp.torch.plugin_support import DynamicLossScale
+from smdp.torch.plugin_support import DynamicLossScale, map_tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FLOATS = (torch.float32, *DTYPES.values())
 _FIRST_SCALE = 2.0**16  # that of Lightning's own mixed precision
 
 
@@ -44,6 +45,14 @@ class SixteenBits(Precision):
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Converts the parameters of a module, its inputs and its outputs."""
         return lower_precision(module, self.dtype)
+
+    def convert_input(self, data: Any) -> Any:
+        """Converts a batch, because steps outside fit() do not go through the forward of the module."""
+        return map_tensors(lambda one: one.to(self.dtype) if one.dtype in _FLOATS else one, data)
+
+    def convert_output(self, data: Any) -> Any:
+        """Converts what a step returns to 32 bits."""
+        return map_tensors(lambda one: one.float() if one.dtype is self.dtype else one, data)
 
     def keep_masters(self, optimizer: Optimizer, model: nn.Module) -> MixedPrecision:
         """Returns an optimizer that keeps masters of the model's parameters."""

@@ -124,13 +124,14 @@ class SmdpStrategy(DDPStrategy):
         self._sharding = asked_sharding("SmdpStrategy", shard_optimizer)
         sixteen_bits = None if precision is None else SixteenBits("SmdpStrategy", precision)
         others = {
-            "shard_optimizer": shard_optimizer or None,
+            "shard_optimizer": None if shard_optimizer is False else shard_optimizer,
             "bucket_cap_mb": kwargs.get("bucket_cap_mb"),
             "precision": precision,
         }
         if compression != "none":
             others["compression"] = compression
         given = {name: value for name, value in others.items() if value is not None}
+        self._precision = precision
         self._shards: ShardsOfModule | None = None
         shards = asked_shards("SmdpStrategy", shard_parameters, given)
         if shards is not None:
@@ -172,7 +173,12 @@ class SmdpStrategy(DDPStrategy):
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:
-        """Sets up DDPStrategy. Batch norms are also synchronized on CPUs."""
+        """Sets up DDPStrategy. Batch norms are also synchronized on CPUs.
+
+        Raises:
+            ValueError: The Trainer's precision does not go with the strategy's arguments.
+        """
+        self._check_precision(trainer)
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncBatchNorms()
         self.optimizers = []  # a sharded one from an earlier fit() would keep its part of the gradients
@@ -185,6 +191,19 @@ class SmdpStrategy(DDPStrategy):
             self.setup_precision_plugin()
             return
         super().setup(trainer)
+
+    def _check_precision(self, trainer: Trainer) -> None:
+        plugin: Any = self.precision_plugin
+        asked = plugin.precision
+        if isinstance(plugin, SixteenBits):
+            asked = trainer._accelerator_connector._precision_flag
+        if self._precision is not None and asked != "32-true":
+            raise ValueError(
+                f"[smdp] SmdpStrategy: precision={self._precision!r} and the Trainer's precision={asked!r}"
+                " cannot be used together, because each converts the model. Use one of them."
+            )
+        if self._shards is not None and trainer.state.fn == TrainerFn.FITTING:
+            self._shards.check(plugin)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -293,17 +312,21 @@ class SmdpStrategy(DDPStrategy):
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the validation step, without inference mode if parameters are gathered in it."""
         with self._without_inference_mode():
-            return super().validation_step(*args, **kwargs)
+            return self._converted(super().validation_step(*args, **kwargs))
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the test step; see validation_step()."""
         with self._without_inference_mode():
-            return super().test_step(*args, **kwargs)
+            return self._converted(super().test_step(*args, **kwargs))
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the prediction step; see validation_step()."""
         with self._without_inference_mode():
-            return super().predict_step(*args, **kwargs)
+            return self._converted(super().predict_step(*args, **kwargs))
+
+    def _converted(self, result: Any) -> Any:
+        plugin = self.precision_plugin
+        return plugin.convert_output(result) if isinstance(plugin, SixteenBits) else result
 
     @contextlib.contextmanager
     def _without_inference_mode(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import DDPCommunicationHookType
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.optim import Optimizer
 
@@ -190,16 +190,41 @@ class DataParallel:
 
 
 def _options_of(accelerator: Accelerator) -> dict[str, Any]:
-    """Returns the arguments of ShardedDataParallel that the Accelerator's options for DDP ask for."""
-    handler = accelerator.ddp_handler
-    if handler is None:
-        return {}
-    if handler.comm_hook != DDPCommunicationHookType.NO:
-        raise ValueError(
-            f"[smdp] DataParallel: shard_parameters and comm_hook={handler.comm_hook.value!r} cannot be used"
-            " together, because shards travel uncompressed. Use shard_optimizer in place of shard_parameters."
-        )
+    """Returns the arguments of ShardedDataParallel that the Accelerator's options for DDP ask for.
+
+    Raises:
+        ValueError: Shards do not support an option.
+    """
+    plain = DistributedDataParallelKwargs()
+    asked = accelerator.ddp_handler or plain
+    for option, is_set, reason in (
+        (
+            f"comm_hook={asked.comm_hook.value!r}",
+            asked.comm_hook != plain.comm_hook,
+            "shards travel uncompressed. Use shard_optimizer in place of shard_parameters",
+        ),
+        (
+            f"bucket_cap_mb={asked.bucket_cap_mb!r}",
+            asked.bucket_cap_mb != plain.bucket_cap_mb,
+            "gradients are sent unit by unit, not in buckets. Leave bucket_cap_mb out",
+        ),
+        (
+            "static_graph=True",
+            asked.static_graph,
+            "units are gathered by hooks that do not depend on a graph. Leave static_graph out",
+        ),
+        (
+            "even_batches=False",
+            accelerator.even_batches is False,
+            "ranks without a batch could not gather parameters for the others. Leave even_batches out",
+        ),
+    ):
+        if is_set:
+            raise ValueError(
+                f"[smdp] DataParallel: shard_parameters and {option} cannot be used together, because"
+                f" {reason}."
+            )
     return {
-        "unused_parameters": bool(handler.find_unused_parameters),
-        "broadcast_buffers": bool(handler.broadcast_buffers),
+        "unused_parameters": bool(asked.find_unused_parameters),
+        "broadcast_buffers": bool(asked.broadcast_buffers),
     }

@@ -41,7 +41,7 @@ class ShardedModels:
         self._states: list[tuple[weakref.ref[Optimizer], GatheredStates]] = []
 
     def wrapper_of(self, model: nn.Module) -> ShardedDataParallel | None:
-        """Returns the wrapper of a model, of a part of it or of itself, or None if it is not sharded."""
+        """Returns the wrapper of a model, or a wrapper itself, or None if the model is not sharded."""
         for reference in self._models:
             wrapper = reference()
             if wrapper is not None and (model is wrapper or model is wrapper.module):

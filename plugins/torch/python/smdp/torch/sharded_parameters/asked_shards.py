@@ -12,9 +12,14 @@ _REFUSED = {
     " shard_parameters",
     "bucket_cap_mb": "gradients are sent unit by unit, not in fusion buffers. Leave bucket_cap_mb out",
 }
-
-
-_OPTIONS = ("degree", "persistence_threshold", "max_live_parameters", "reshard_after_forward")
+_ELEMENTS = "a number of elements of at least 0"
+# The keys of a mapping, and their values.
+_OPTIONS = {
+    "degree": "an integer of at least 1, or None",
+    "persistence_threshold": _ELEMENTS,
+    "max_live_parameters": _ELEMENTS,
+    "reshard_after_forward": "True or False",
+}
 
 
 def asked_shards(owner: str, shard_parameters: object, others: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -39,10 +44,14 @@ def asked_shards(owner: str, shard_parameters: object, others: Mapping[str, Any]
             f"[smdp] {owner}: shard_parameters is {shard_parameters!r}; allowed: True, False, the number of"
             f" ranks over which the parameters are distributed, or a mapping of {', '.join(_OPTIONS)}."
         )
-    for name in found:
+    for name, value in found.items():
         if name not in _OPTIONS:
             raise ValueError(
                 f"[smdp] {owner}: shard_parameters has the key {name!r}; allowed: {', '.join(_OPTIONS)}."
+            )
+        if not _is_valid(name, value):
+            raise ValueError(
+                f"[smdp] {owner}: {name} of shard_parameters is {value!r}; allowed: {_OPTIONS[name]}."
             )
     for name, value in others.items():
         reason = _REFUSED.get(name)
@@ -54,3 +63,11 @@ def asked_shards(owner: str, shard_parameters: object, others: Mapping[str, Any]
                 f" together, because {reason}."
             )
     return found
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return name == "reshard_after_forward"
+    if name == "degree":
+        return value is None or (isinstance(value, int) and value >= 1)
+    return name != "reshard_after_forward" and isinstance(value, (int, float)) and value >= 0

@@ -49,7 +49,13 @@ def asked_sharding(owner: str, shard_optimizer: object) -> dict[str, Any] | None
             f"[smdp] {owner}: share_parameters of shard_optimizer is {found['share_parameters']!r}; allowed:"
             " True or False."
         )
-    if found.get("offload") is not None and target_of(found["offload"]).directory is None:
+    if found.get("offload") is None:
+        return found
+    try:
+        target = target_of(found["offload"])
+    except ValueError as error:
+        raise ValueError(f"[smdp] {owner}: shard_optimizer: {str(error).removeprefix('[smdp] ')}") from None
+    if target.directory is None:
         raise ValueError(
             f"[smdp] {owner}: offload of shard_optimizer is {found['offload']!r}; the state is in the memory"
             ' of the host already. Use "disk:/DIRECTORY", with a directory on a local disk.'

@@ -161,18 +161,24 @@ class ModelParallel(Plugin):
             return "there are two ModelParallel plugins, but a model can be split only once"
         if isinstance(other, DataParallel) and other.changed:
             moved = [name for name in other.changed if name in _OWN]
+            left = [name for name in other.changed if name not in (*_OWN, "shard_parameters")]
+            reasons = []
             if moved:
                 names = ", ".join(moved)
-                return f"stages and their optimizer are those of ModelParallel; pass {names} to ModelParallel"
+                reasons.append(
+                    f"stages and their optimizer are those of ModelParallel; pass {names} to ModelParallel"
+                )
             if "shard_parameters" in other.changed:
-                return (
+                reasons.append(
                     "each rank of a pipeline keeps the parameters of its own stages only; pass"
                     " shard_optimizer to ModelParallel in place of shard_parameters"
                 )
-            return (
-                f"replicas of a pipeline do not support {', '.join(other.changed)} when they average their"
-                " gradients; pass DataParallel() without arguments"
-            )
+            if left:
+                reasons.append(
+                    f"replicas of a pipeline do not support {', '.join(left)} when they average their"
+                    " gradients; pass DataParallel() without arguments"
+                )
+            return "; ".join(reasons)
         return None
 
     def set_up(self, args: TrainingArguments) -> None:
