@@ -25,6 +25,7 @@ from smdp.torch import (
     pipeline,
     tensor_parallel,
 )
+from smdp.torch.sharded_parameters.gathered_states import GatheredStates
 from smdp.torch.sharded_parameters.shard_groups import chosen_degree
 
 
@@ -104,6 +105,11 @@ def check_bad_input() -> None:
         "the model is a ShardedDataParallel, whose optimizer has this rank's shard",
         lambda: ShardedOptimizer(torch.optim.SGD(sharded.parameters(), lr=0.1), sharded),
     )
+    own = list(sharded.parameters())
+    _refused("Adafactor cannot update.*such as SGD", lambda: GatheredStates(torch.optim.Adafactor(own)))
+    for kind in (torch.optim.AdamW, torch.optim.SGD):
+        GatheredStates(kind(own))
+    GatheredStates(torch.optim.Muon([one for one in own if one.dim() == 2]))
     instead = r"float32 shards are the masters.*ShardedDataParallel\(model, dtype=torch.bfloat16\)"
     plain = torch.optim.SGD(sharded.parameters(), lr=0.1)
     for each in (sharded, sharded.module):
