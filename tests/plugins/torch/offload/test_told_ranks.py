@@ -81,6 +81,8 @@ def of_slices() -> None:
         raises_everywhere(lambda: loss_of(model, tokens).backward(), folder)
 
 
-@pytest.mark.parametrize(("function", "ranks"), [(in_forward, 2), (in_shards, 2), (in_backward, 2), (of_slices, 4)])
+@pytest.mark.parametrize(
+    ("function", "ranks"), [(in_forward, 2), (in_shards, 2), (in_backward, 2), (of_slices, 4)]
+)
 def test_all_ranks_raise_the_reason(function: Callable[[], None], ranks: int) -> None:
     run(function, ranks)
