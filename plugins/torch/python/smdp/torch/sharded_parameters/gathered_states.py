@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -76,20 +77,26 @@ class GatheredStates:
 
 def _check_steps(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
-        # One parameter for each number of dimensions, because matrices may have a rule of their own.
-        kinds = {one.dim(): one for one in group["params"] if isinstance(one, DTensor)}
-        values = [[_small(one, number) for one in kinds.values()] for number in range(1 + STEPS)]
-        try:
-            trained(optimizer, group, values)
-        except RuntimeError as error:
+        if (error := _refusal(optimizer, group)) is not None:
             reason = str(error).partition("\n")[0]
             raise ValueError(
                 f"[smdp] ShardedDataParallel: {type(optimizer).__name__} cannot update parameters in shards:"
                 f" {reason} Use an optimizer that can, such as SGD, Adam, AdamW or Muon, or"
                 " ShardedOptimizer (shard_optimizer) in place of ShardedDataParallel (shard_parameters)."
             ) from error
-        except Exception:  # such as a step that needs a closure
-            return
+
+
+def _refusal(optimizer: Optimizer, group: dict[str, Any]) -> RuntimeError | None:
+    """Returns the error of steps on small shards with the options of a group, or None."""
+    # One parameter for each number of dimensions, because matrices may have a rule of their own.
+    kinds = {one.dim(): one for one in group["params"] if isinstance(one, DTensor)}
+    values = [[_small(one, number) for one in kinds.values()] for number in range(1 + STEPS)]
+    with contextlib.suppress(Exception):  # such as that of a step that needs a closure
+        try:
+            trained(optimizer, group, values)
+        except RuntimeError as error:
+            return error
+    return None
 
 
 def _small(own: DTensor, number: int) -> DTensor:
