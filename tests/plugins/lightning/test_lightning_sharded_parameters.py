@@ -91,6 +91,11 @@ def fitted() -> None:
     done.fit_loop.epoch_loop.max_steps = 6
     done.fit(module, data())
     assert done.global_step == 6
+    for strategy in ({}, {"shard_parameters": True}):
+        with pytest.raises(
+            ValueError, match=r"the model is sharded by an earlier Trainer.*load its checkpoint"
+        ):
+            trainer("other", strategy).test(module, data(), verbose=False)
     scaling = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     refused = trainer("refused", {"shard_parameters": True}, plugins=[scaling])
     with pytest.raises(ValueError, match="and precision='16-mixed' cannot be used together"):

@@ -97,7 +97,7 @@ def check_bad_input() -> None:
     sharded = ShardedDataParallel(model)
     _refused("is wrapped already", lambda: ShardedDataParallel(sharded))
     _refused("is wrapped already", lambda: ShardedDataParallel(nn.Sequential(sharded)))
-    _refused("a FSDPModule", lambda: ShardedDataParallel(sharded.module))
+    _refused("the model is sharded by an earlier Trainer", lambda: ShardedDataParallel(sharded.module))
     _refused("averages its gradients itself", lambda: DistributedDataParallel(sharded))
     _refused("wrapped in ShardedDataParallel; .*ShardedOptimizer shards", lambda: pipeline(sharded))
     _refused("Divide the model first", lambda: tensor_parallel(sharded, 2))

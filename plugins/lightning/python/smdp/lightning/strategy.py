@@ -35,6 +35,7 @@ from smdp.torch.plugin_support import (
     DistributedDataParallel,
     asked_sharding,
     asked_shards,
+    check_not_sharded,
     check_reducer_options,
     is_offloaded,
     read_policy,
@@ -172,7 +173,11 @@ class SmdpStrategy(DDPStrategy):
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:
-        """Sets up DDPStrategy. Batch norms are also synchronized on CPUs."""
+        """Sets up DDPStrategy. Batch norms are also synchronized on CPUs.
+
+        Raises:
+            ValueError: Another Trainer has sharded the model.
+        """
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncBatchNorms()
         self.optimizers = []  # a sharded one from an earlier fit() would keep its part of the gradients
@@ -184,6 +189,8 @@ class SmdpStrategy(DDPStrategy):
             self.model = wrapper  # DDPStrategy would send the first rank's shards to all
             self.setup_precision_plugin()
             return
+        if wrapper is None and self.lightning_module is not None:
+            check_not_sharded(self.lightning_module)
         super().setup(trainer)
 
     @property

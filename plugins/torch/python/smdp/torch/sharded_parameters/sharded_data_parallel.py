@@ -26,6 +26,7 @@ from smdp.torch.sharded_parameters.preconditions import (
     check_arguments,
     check_clip,
     check_dtype,
+    remember_shards,
 )
 from smdp.torch.sharded_parameters.same_model import check_same_model
 from smdp.torch.sharded_parameters.shard_groups import chosen_degree, make_groups
@@ -163,6 +164,7 @@ class ShardedDataParallel(nn.Module):
             reshard_after_forward=reshard_after_forward,
             unused_parameters=unused_parameters,
         )
+        remember_shards(module)
         told = ToldRanks([each for each in ranks.made if each.size() > 1], mesh)
         self._told = told
         tells_failures(self, ShardedDataParallel._abort)
