@@ -107,6 +107,11 @@ def fitted() -> None:
         with pytest.raises(ValueError, match=words):
             trainer("refused", strategy, **options).fit(unchanged, data())
         assert {one.dtype for one in unchanged.parameters()} == {torch.float32}
+    for strategy in ({}, {"shard_parameters": True}):
+        with pytest.raises(
+            ValueError, match=r"the model is sharded by an earlier Trainer.*load its checkpoint"
+        ):
+            trainer("other", strategy).test(module, data(), verbose=False)
 
 
 def test_trains_and_resumes_like_whole_parameters() -> None:

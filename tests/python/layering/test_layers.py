@@ -137,7 +137,7 @@ ROOMS: dict[str, set[str]] = {
     "step_in_forward": {"data_parallel", "forward_waits", "optimizers", "process_group"},
     "tensor_parallelism": {"initialization", "mesh", "process_group"},
     "sharding": {"data_parallel", "forward_waits", "mesh", "offload", "optimizers", "process_group"},
-    "sharded_parameters": {"forward_waits", "initialization", "mesh", "offload", "process_group"},
+    "sharded_parameters": {"forward_waits", "initialization", "mesh", "offload", "process_group", "sharding"},
     "pipelining.tensors": {"mesh", "process_group"},
     "pipelining.units": {"pipelining.tensors", "mesh"},
     "recompute": {"mesh", "pipelining.units", "tensor_parallelism"},

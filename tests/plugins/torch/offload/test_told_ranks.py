@@ -43,6 +43,14 @@ def in_forward() -> None:
         raises_everywhere(lambda: model(torch.randn(ROWS, WIDTH)).sum().backward(), folder)
 
 
+def in_shards() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        blocks = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS)))
+        model = smdp.torch.ShardedDataParallel(offloaded(blocks, folder, "64K"))
+        raises_everywhere(lambda: model(torch.randn(ROWS, WIDTH)).sum().backward(), folder)
+
+
 def in_backward() -> None:
     """A file that another process has shortened cannot be read."""
     with tempfile.TemporaryDirectory() as folder:
@@ -73,6 +81,8 @@ def of_slices() -> None:
         raises_everywhere(lambda: loss_of(model, tokens).backward(), folder)
 
 
-@pytest.mark.parametrize(("function", "ranks"), [(in_forward, 2), (in_backward, 2), (of_slices, 4)])
+@pytest.mark.parametrize(
+    ("function", "ranks"), [(in_forward, 2), (in_shards, 2), (in_backward, 2), (of_slices, 4)]
+)
 def test_all_ranks_raise_the_reason(function: Callable[[], None], ranks: int) -> None:
     run(function, ranks)

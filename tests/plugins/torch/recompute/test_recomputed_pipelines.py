@@ -121,15 +121,16 @@ def refuses_everywhere() -> None:
     import torch.distributed as dist
     from recomputed_models import ROWS, WIDTH, Row
 
-    from smdp.torch import DistributedDataParallel, checkpoint_activations
+    from smdp.torch import DistributedDataParallel, ShardedDataParallel, checkpoint_activations
 
     budget = 4 * ROWS * 300 * 4
-    model = DistributedDataParallel(checkpoint_activations(Row(), budget))
     rows = torch.randn(ROWS * (1 if dist.get_rank() == 0 else 50), WIDTH)
     told = rf"policy = {budget} cannot be met: .* at least \d+ with it, but {budget} are allowed"
-    with pytest.raises((ValueError, RuntimeError), match=told):
-        model(rows).sum().backward()
-    dist.barrier()
+    for wrap in (DistributedDataParallel, ShardedDataParallel):
+        model = wrap(checkpoint_activations(Row(), budget))
+        with pytest.raises((ValueError, RuntimeError), match=told):
+            model(rows).sum().backward()
+        dist.barrier()
 
 
 def test_a_budget_that_one_rank_cannot_meet_is_refused_on_all() -> None:

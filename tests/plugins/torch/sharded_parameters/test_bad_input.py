@@ -25,6 +25,7 @@ from smdp.torch import (
     pipeline,
     tensor_parallel,
 )
+from smdp.torch.sharded_parameters.gathered_states import GatheredStates
 from smdp.torch.sharded_parameters.shard_groups import chosen_degree
 
 
@@ -96,7 +97,7 @@ def check_bad_input() -> None:
     sharded = ShardedDataParallel(model)
     _refused("is wrapped already", lambda: ShardedDataParallel(sharded))
     _refused("is wrapped already", lambda: ShardedDataParallel(nn.Sequential(sharded)))
-    _refused("a FSDPModule", lambda: ShardedDataParallel(sharded.module))
+    _refused("the model is sharded by an earlier Trainer", lambda: ShardedDataParallel(sharded.module))
     _refused("averages its gradients itself", lambda: DistributedDataParallel(sharded))
     _refused("wrapped in ShardedDataParallel; .*ShardedOptimizer shards", lambda: pipeline(sharded))
     _refused("Divide the model first", lambda: tensor_parallel(sharded, 2))
@@ -104,6 +105,11 @@ def check_bad_input() -> None:
         "the model is a ShardedDataParallel, whose optimizer has this rank's shard",
         lambda: ShardedOptimizer(torch.optim.SGD(sharded.parameters(), lr=0.1), sharded),
     )
+    own = list(sharded.parameters())
+    _refused("Adafactor cannot update.*such as SGD", lambda: GatheredStates(torch.optim.Adafactor(own)))
+    for kind in (torch.optim.AdamW, torch.optim.SGD):
+        GatheredStates(kind(own))
+    GatheredStates(torch.optim.Muon([one for one in own if one.dim() == 2]))
     instead = r"float32 shards are the masters.*ShardedDataParallel\(model, dtype=torch.bfloat16\)"
     plain = torch.optim.SGD(sharded.parameters(), lr=0.1)
     for each in (sharded, sharded.module):

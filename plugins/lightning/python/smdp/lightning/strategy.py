@@ -35,6 +35,7 @@ from smdp.torch.plugin_support import (
     DistributedDataParallel,
     asked_sharding,
     asked_shards,
+    check_not_sharded,
     check_reducer_options,
     is_offloaded,
     read_policy,
@@ -176,7 +177,8 @@ class SmdpStrategy(DDPStrategy):
         """Sets up DDPStrategy. Batch norms are also synchronized on CPUs.
 
         Raises:
-            ValueError: The Trainer's precision does not go with the strategy's arguments.
+            ValueError: The Trainer's precision does not go with the strategy's arguments, or another Trainer
+                has sharded the model.
         """
         self._check_precision(trainer)
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
@@ -190,6 +192,8 @@ class SmdpStrategy(DDPStrategy):
             self.model = wrapper  # DDPStrategy would send the first rank's shards to all
             self.setup_precision_plugin()
             return
+        if wrapper is None and self.lightning_module is not None:
+            check_not_sharded(self.lightning_module)
         super().setup(trainer)
 
     def _check_precision(self, trainer: Trainer) -> None:

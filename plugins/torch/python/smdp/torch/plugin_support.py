@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from smdp.torch.sharded_parameters.asked_shards import asked_shards as asked_shards
     from smdp.torch.sharded_parameters.gathered_states import GatheredStates as GatheredStates
     from smdp.torch.sharded_parameters.gathered_states import whole_values as whole_values
+    from smdp.torch.sharded_parameters.preconditions import check_not_sharded as check_not_sharded
     from smdp.torch.sharded_parameters.sharded_data_parallel import (
         ShardedDataParallel as ShardedDataParallel,
     )
@@ -93,6 +94,7 @@ _MODULES = {
     "recompute.policies": {"Policy", "read_policy"},
     "sharded_parameters.asked_shards": {"asked_shards"},
     "sharded_parameters.gathered_states": {"GatheredStates", "whole_values"},
+    "sharded_parameters.preconditions": {"check_not_sharded"},
     "sharded_parameters.sharded_data_parallel": {"ShardedDataParallel"},
     "sharding.asked_sharding": {"asked_sharding"},
     "sharding.sharded_optimizer": {"ShardedOptimizer"},

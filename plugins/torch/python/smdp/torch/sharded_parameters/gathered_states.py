@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from smdp.torch.sharded_parameters.whole_state import like, shard_of
+from smdp.torch.sharding.trial import STEPS, random_values, trained
 
 
 def whole_values(model: nn.Module, *, is_kept: bool) -> OrderedDict[str, Any]:
@@ -38,10 +40,15 @@ class GatheredStates:
     """Makes an optimizer of shards save and load the state that one of whole parameters has.
 
     Args:
-        optimizer: The optimizer, created from the parameters of a ShardedDataParallel.
+        optimizer: The optimizer, created from the parameters of a ShardedDataParallel. It tries some steps on
+            small shards, so all ranks with shards make this object together.
+
+    Raises:
+        ValueError: The optimizer cannot update shards.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        _check_steps(optimizer)
         self._optimizer = weakref.ref(optimizer)
         self._whole: dict[int, dict[str, Any]] | None = None
         optimizer.register_state_dict_post_hook(self._hand_over)
@@ -66,6 +73,35 @@ class GatheredStates:
     def _hand_over(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         whole, self._whole = self._whole, None
         return state_dict if whole is None else {**state_dict, "state": whole}
+
+
+def _check_steps(optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if (error := _refusal(optimizer, group)) is not None:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"[smdp] ShardedDataParallel: {type(optimizer).__name__} cannot update parameters in shards:"
+                f" {reason} Use an optimizer that can, such as SGD, Adam, AdamW or Muon, or"
+                " ShardedOptimizer (shard_optimizer) in place of ShardedDataParallel (shard_parameters)."
+            ) from error
+
+
+def _refusal(optimizer: Optimizer, group: dict[str, Any]) -> RuntimeError | None:
+    """Returns the error of steps on small shards with the options of a group, or None."""
+    # One parameter for each number of dimensions, because matrices may have a rule of their own.
+    kinds = {one.dim(): one for one in group["params"] if isinstance(one, DTensor)}
+    values = [[_small(one, number) for one in kinds.values()] for number in range(1 + STEPS)]
+    with contextlib.suppress(Exception):  # such as that of a step that needs a closure
+        try:
+            trained(optimizer, group, values)
+        except RuntimeError as error:
+            return error
+    return None
+
+
+def _small(own: DTensor, number: int) -> DTensor:
+    part = random_values(2 ** own.dim(), number).reshape([2] * own.dim()).to(own.device, own.dtype)
+    return DTensor.from_local(part, own.device_mesh, own.placements, run_check=False)
 
 
 def _take_shards(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ _WRAPPERS = {
     "OptimizedModule": "pass model._orig_mod, and compile the blocks inside the model if you need to.",
     "StepInForward": "updates in the next forward need whole parameters. Leave StepInForward out.",
 }
+_sharded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _ONLY_DDP = {
     "compression": "shards travel uncompressed. Use smdp.torch.DistributedDataParallel with ShardedOptimizer"
     " to compress gradients",
@@ -73,6 +75,26 @@ def check_arguments(
             " an integer of at least 1"
         )
     _check_model(model)
+
+
+def remember_shards(model: nn.Module) -> None:
+    """Notes that the parameters of a model, and of its modules, are in the shards of a wrapper."""
+    _sharded.update(model.modules())
+
+
+def check_not_sharded(model: nn.Module) -> None:
+    """Checks that no parameters of a model are in the shards of an earlier wrapper.
+
+    Raises:
+        ValueError: They are, with the name of the first module.
+    """
+    found = next((name for name, one in model.named_modules() if one in _sharded), None)
+    if found is not None:
+        what = f"module {found!r}" if found else "the model"
+        raise ValueError(
+            f"[smdp] {what} is sharded by an earlier Trainer, Accelerator or ShardedDataParallel. Go on with"
+            " that one, or load its checkpoint into a new model."
+        )
 
 
 def check_clip(clip: Any) -> None:
@@ -136,6 +158,8 @@ def _check_model(model: nn.Module) -> None:
     for name, module in (("", model), *model.named_modules()):
         for kind in type(module).__mro__:
             if kind.__name__ in _WRAPPERS:
+                if kind.__name__ == "FSDPModule":
+                    check_not_sharded(model)
                 what = f"module {name!r}" if name else "the model"
                 raise ValueError(
                     f"[smdp] ShardedDataParallel: {what} is a {kind.__name__}: {_WRAPPERS[kind.__name__]}"

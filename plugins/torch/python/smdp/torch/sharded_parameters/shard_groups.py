@@ -17,7 +17,7 @@ class ShardGroups(NamedTuple):
     """The groups of a model whose parameters are in shards.
 
     Attributes:
-        everyone: All ranks that train the model.
+        everyone: All ranks that train the model, as a group that only its steps use.
         shards: The ranks whose shards make up one copy of the model.
         replicas: The ranks that hold the same shard as this one.
         alone: This rank.
@@ -94,26 +94,33 @@ def chosen_degree(degree: int | None, hosts: Sequence[Sequence[int]]) -> int:
     return degree
 
 
-def make_groups(everyone: ProcessGroupSmdp, degree: int, device_type: str) -> ShardGroups:
-    """Creates the groups. Collective over `everyone`.
+def make_groups(
+    given: ProcessGroupSmdp, degree: int, device_type: str, *, is_for_steps: bool = False
+) -> ShardGroups:
+    """Creates the groups. Collective over `given`.
 
     The shards of one copy lie on consecutive ranks, which a launcher puts on the same host.
 
     Args:
-        everyone: The ranks that train the model.
+        given: The ranks that train the model.
         degree: The number of shards, which divides the number of ranks.
         device_type: The type of the model's device.
+        is_for_steps: Whether only steps use `given`. Otherwise they get another group of the same ranks, so
+            that a failed step closes none of the script's.
     """
-    ranks, place = dist.get_process_group_ranks(everyone), everyone.rank()
+    ranks, place = dist.get_process_group_ranks(given), given.rank()
     first = place - place % degree
     alone = _new_group([ranks[place]])
+    everyone = given
+    if not is_for_steps:
+        everyone = alone if len(ranks) == 1 else _new_group(ranks)
     shards = everyone
     if degree < len(ranks):
         shards = alone if degree == 1 else _new_group(ranks[first : first + degree])
     replicas = everyone
     if degree > 1:
         replicas = alone if degree == len(ranks) else _new_group(ranks[place % degree :: degree])
-    own = {id(each): each for each in (shards, replicas, alone) if each is not everyone}
+    own = {id(each): each for each in (everyone, shards, replicas, alone) if each is not given}
     return ShardGroups(everyone, shards, replicas, alone, device_type, list(own.values()))
 
 

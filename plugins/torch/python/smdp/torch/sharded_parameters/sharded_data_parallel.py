@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smdp.torch.mesh.cuts import mesh_of_slices
+from smdp.torch.mesh.told_failures import tells_failures
 from smdp.torch.offload.returned_memory import (
     keep_large_tensors,
     return_freed_memory,
@@ -25,6 +26,7 @@ from smdp.torch.sharded_parameters.preconditions import (
     check_arguments,
     check_clip,
     check_dtype,
+    remember_shards,
 )
 from smdp.torch.sharded_parameters.same_model import check_same_model
 from smdp.torch.sharded_parameters.shard_groups import chosen_degree, make_groups
@@ -147,7 +149,9 @@ class ShardedDataParallel(nn.Module):
         self._clip = clip
         self._gives_buffers = broadcast_buffers
         return_large_tensors()
-        ranks = make_groups(everyone, shards, _device_type(module, device))
+        mesh = mesh_of_slices(module.parameters())
+        kind = _device_type(module, device)
+        ranks = make_groups(everyone, shards, kind, is_for_steps=mesh is not None)
         self.shard_group = ranks.shards
         self._ranks = ranks
         kept = Shards(
@@ -160,8 +164,10 @@ class ShardedDataParallel(nn.Module):
             reshard_after_forward=reshard_after_forward,
             unused_parameters=unused_parameters,
         )
-        own = [each for each in (ranks.shards, ranks.replicas) if each not in (everyone, ranks.alone)]
-        told = ToldRanks(own, mesh_of_slices(module.parameters()))
+        remember_shards(module)
+        told = ToldRanks([each for each in ranks.made if each.size() > 1], mesh)
+        self._told = told
+        tells_failures(self, ShardedDataParallel._abort)
         self._averaged = AveragedShards(kept.averaged, backward_passes, told)
         self._kept = kept
         GatheredAhead(kept.root, kept.units, kept.sizes, max_live_parameters)
@@ -175,7 +181,7 @@ class ShardedDataParallel(nn.Module):
         if self._gives_buffers and self.training and torch.is_grad_enabled():
             buffers = list(self.module.buffers())
             if buffers:
-                dist._broadcast_coalesced(self.process_group, buffers, _BUCKET, 0)
+                dist._broadcast_coalesced(self._ranks.everyone, buffers, _BUCKET, 0)
         return_large_tensors()  # until the step of an optimizer ends
         result = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():  # no backward releases what stays whole after a forward
@@ -233,6 +239,9 @@ class ShardedDataParallel(nn.Module):
             " distributed over the ranks. Save it with smdp.torch.checkpoints or"
             " torch.distributed.checkpoint."
         )
+
+    def _abort(self, reason: str) -> None:
+        self._told.abort(reason)
 
     def _prepare_step(self) -> None:
         if self._averaged.is_between:
