@@ -150,6 +150,7 @@ def delayed() -> None:
         inner = nn.Linear(4, 4)
     model = smp.DistributedModel(nn.Sequential(inner, nn.LayerNorm(4)))
     assert [each.dtype for each in model.parameters()] == [torch.float16] * 2 + [torch.float32] * 2
+    assert model(torch.ones(2, 4)).dtype is torch.float32
     smp.shutdown()
 
 
