@@ -121,7 +121,11 @@ def sixteen_bits() -> None:
         assert found == pytest.approx(losses, rel=0.5 if "dtype" in keys else 5e-2), keys
         assert all(each.dtype is torch.float32 for each in job.model.parameters())
         assert job.model(STEPS[0]["ids"])["logits"].dtype is torch.float32
+        with pytest.raises(RuntimeError, match="dtype of parameters in shards"):
+            job.model.half()
         if "fp16" in keys:
+            with pytest.raises(ValueError, match="max_norm is 0; allowed: above 0"):
+                job.optimizer.clip_master_grads(0)
             assert job.optimizer.loss_scale == 2.0**10
             job.optimizer.loss_scale = 2.0**60
             before = whole(job)

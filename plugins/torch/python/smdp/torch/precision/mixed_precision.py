@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.precision.accepted_models import check_arguments, lowered
-from smdp.torch.precision.clipping import wide_norm_of_gradients
+from smdp.torch.precision.clipping import check_max_norm, wide_norm_of_gradients
 from smdp.torch.precision.loss_scales import DynamicLossScale, LossScale, check_scale, made_loss_scale
 from smdp.torch.precision.overflows import Agreement, has_overflow
 from smdp.torch.precision.whole_masters import WholeMasters
@@ -183,8 +183,7 @@ class MixedPrecision(OptimizerLink):
         Raises:
             ValueError: `max_norm` is not above 0.
         """
-        if not max_norm > 0:
-            raise ValueError(f"[smdp] clip_master_grads: max_norm is {max_norm!r}; allowed: above 0.")
+        check_max_norm(max_norm)
         if self._scale.is_dynamic and self._has_overflow():
             return -1.0
         whole = wide_norm_of_gradients(self._parameters(), self._model, float(norm_type))
