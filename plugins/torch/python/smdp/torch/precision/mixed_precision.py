@@ -66,6 +66,9 @@ class MixedPrecision(OptimizerLink):
     needs_all_gradients = True
     # A loss scaler would otherwise unscale the gradients itself.
     _step_supports_amp_scaling = True
+    # What messages recommend. SMP's API has other names.
+    _to_scale = "Call optimizer.backward(loss), or pass scaler=optimizer to train_step() of a pipeline."
+    _to_fix_scale = "Pass loss_scale=NUMBER"
 
     def __init__(
         self,
@@ -210,7 +213,7 @@ class MixedPrecision(OptimizerLink):
         if closure is not None and self._scale.is_dynamic:
             raise RuntimeError(
                 "[smdp] MixedPrecision.step(closure): a dynamic loss scale cannot repeat or skip what a"
-                " closure does. Pass loss_scale=NUMBER, or call backward(loss) and step() without a closure."
+                f" closure does. {self._to_fix_scale}, or call backward(loss) and step() without a closure."
             )
         before = self._scale.value
         if closure is None:
@@ -320,8 +323,7 @@ class MixedPrecision(OptimizerLink):
         if not self._is_scaled:
             raise RuntimeError(
                 f"[smdp] MixedPrecision.step() divides the gradients by the loss scale {self._scale.value},"
-                " but the loss was not multiplied by it since the last step. Call optimizer.backward(loss),"
-                " or pass scaler=optimizer to train_step() of a pipeline."
+                f" but the loss was not multiplied by it since the last step. {self._to_scale}"
             )
 
     def _update(self, divisor: float, closure: Callable[[], Any] | None) -> Any:

@@ -12,6 +12,8 @@ from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
 from smdp.torch.precision.lowered_model import check_parameters, lower
 
+_FIX = "Build it in smp.model_creation(dtype=torch.float16)"
+
 
 def lower_by_keys(model: nn.Module, configuration: Configuration) -> None:
     """Converts a model to fp16 if the configuration says so, in place.
@@ -24,7 +26,7 @@ def lower_by_keys(model: nn.Module, configuration: Configuration) -> None:
         ValueError: A parameter has bf16.
     """
     if configuration.fp16 and configuration.sharded_data_parallel_degree == 1:
-        check_parameters('"fp16": True', model, torch.float16)
+        check_parameters('"fp16": True', model, torch.float16, _FIX)
         lower(model, torch.float16, keyword_inputs=False)
     elif configuration.fp16_params and not (configuration.fp16 or configuration.bf16):
         for module in _outermost_distributed(model):
@@ -58,7 +60,7 @@ class FP16_Module(nn.Module):
     module: nn.Module
 
     def __init__(self, module: nn.Module) -> None:
-        check_parameters("FP16_Module", module, torch.float16)
+        check_parameters("FP16_Module", module, torch.float16, _FIX)
         self._share(lower(module, torch.float16, keyword_inputs=False))
 
     @classmethod
