@@ -99,8 +99,8 @@ BOTH = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2}
 @pytest.mark.parametrize(
     ("ranks", "words", "more"),
     [
-        (2, [], PIPELINE),
         (2, [], {**TENSOR, "checkpoint_sublayers": 1}),
+        slow(2, [], PIPELINE, id="stages"),
         slow(2, ["--optimize=memory"], {"tensor_parallel_degree": 2}, id="memory"),
         slow(2, [], {"use_distributed_transformer": 1}, id="degree-one"),
         slow(2, [], {"shard_optimizer_state": 1, "delayed_param": 0}, id="sharded-state"),
@@ -169,7 +169,7 @@ def test_gpt_resumes(ranks: int, more: dict[str, Any], tolerance: float, tmp_pat
     ("launcher", "script", "ranks", "config"),
     [
         ("mpirun", BERT, 2, {"partitions": 2, "optimize": "speed"}),
-        ("torchrun", T5, 2, {"partitions": 2, "active_microbatches": 1}),
+        slow("torchrun", T5, 2, {"partitions": 2, "active_microbatches": 1}),
         slow("smdp run", BERT, 2, {"tensor_parallel_degree": 2}),
         slow("smdp run", BERT, 4, {"partitions": 2, "placement_strategy": "spread"}),
         slow("smdp run", BERT, 4, {"partitions": 2, "tensor_parallel_degree": 2}),

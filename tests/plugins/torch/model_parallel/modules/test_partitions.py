@@ -137,6 +137,8 @@ def from_a_file() -> None:
     with pytest.raises(ValueError, match="run once with load_partition = False"):
         train_step(model, STEPS[0]["x"], STEPS[0]["y"])
     smp.shutdown()
+    with pytest.raises((ValueError, RuntimeError), match="nowhere is not a folder"):
+        smp.init({**keys, "partition_file": str(path.with_name("nowhere") / "partition.json")})
 
 
 def test_a_partition_from_a_file(tmp_path: Path) -> None:

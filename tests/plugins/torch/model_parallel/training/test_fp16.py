@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from pipeline_models import Language, batches, language_loss
 from torch import Tensor, nn
@@ -129,6 +130,12 @@ def names() -> None:
     before = [each.grad.clone() for each in optimizer.fp16_groups[0]]
     optimizer.loss_scale = 8.0
     job.gradients(STEPS[0])
+    wrong = smp.amp.GradScaler()
+    with pytest.raises(RuntimeError, match="Remove the scaler: call model"):
+        wrong.step(optimizer)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"Call model\.backward\(loss\)\.$"):
+        optimizer.step()
     ratio = before[0].norm() / optimizer.fp16_groups[0][0].grad.norm()
     assert abs(ratio.item() - 0.5) < 1e-2
     job.end()
@@ -150,6 +157,7 @@ def delayed() -> None:
         inner = nn.Linear(4, 4)
     model = smp.DistributedModel(nn.Sequential(inner, nn.LayerNorm(4)))
     assert [each.dtype for each in model.parameters()] == [torch.float16] * 2 + [torch.float32] * 2
+    assert model(torch.ones(2, 4)).dtype is torch.float32
     smp.shutdown()
 
 
@@ -168,6 +176,11 @@ class Echo(nn.Module):
 
     def forward(self, values: list[Tensor], number: Tensor) -> tuple[list[Tensor], list[torch.dtype]]:
         return [each * self.weight for each in values], [values[0].dtype, number.dtype]
+
+
+def test_a_model_in_bfloat16_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"smp\.model_creation\(dtype=torch\.float16\), or build"):
+        smp.fp16.FP16_Module(Echo().bfloat16())
 
 
 def test_positional_inputs_and_outputs_are_converted() -> None:

@@ -18,6 +18,7 @@ import smdp.torch.model_parallel as smp
 from smdp.torch import clip_grad_norm_
 
 STEPS = batches(4, 8)
+read_whole = smp.sharded_data_parallel_checkpoint.get_full_state_dict_from_sharded_data_parallel_checkpoint
 
 
 class Job:
@@ -120,7 +121,11 @@ def sixteen_bits() -> None:
         assert found == pytest.approx(losses, rel=0.5 if "dtype" in keys else 5e-2), keys
         assert all(each.dtype is torch.float32 for each in job.model.parameters())
         assert job.model(STEPS[0]["ids"])["logits"].dtype is torch.float32
+        with pytest.raises(RuntimeError, match="dtype of parameters in shards"):
+            job.model.half()
         if "fp16" in keys:
+            with pytest.raises(ValueError, match="max_norm is 0; allowed: above 0"):
+                job.optimizer.clip_master_grads(0)
             assert job.optimizer.loss_scale == 2.0**10
             job.optimizer.loss_scale = 2.0**60
             before = whole(job)
@@ -153,11 +158,16 @@ def with_slices() -> None:
             found = [job.train(batch, is_clipped=degree == 1) for batch in STEPS]
             assert found == pytest.approx(losses, rel=1e-5), (is_prescaled, degree, found, losses)
             assert close(whole(job), expected, 1e-5)
+            if degree == 2 and is_prescaled:
+                folder = Path(os.environ["SMDP_TEST_FOLDER"])
+                smp.save_checkpoint(folder, "slices", True, job.model, job.optimizer)
+                with pytest.raises(ValueError, match=r"2 slices of the model.*partial=False"):
+                    read_whole(folder, tag="slices")
             job.end()
 
 
-def test_with_slices() -> None:
-    run(with_slices, 4)
+def test_with_slices(tmp_path: Path) -> None:
+    run(with_slices, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
 
 
 def by_the_published_rule(folder: Path, degree: int) -> dict[str, Tensor]:
@@ -191,8 +201,7 @@ def checkpoints() -> None:
     job.train(STEPS[3])
     four = whole(job)
     job.end()
-    read = smp.sharded_data_parallel_checkpoint.get_full_state_dict_from_sharded_data_parallel_checkpoint
-    for rebuilt in (by_the_published_rule(folder / "three_partial", 2), read(folder, tag="three")):
+    for rebuilt in (by_the_published_rule(folder / "three_partial", 2), read_whole(folder, tag="three")):
         assert rebuilt.keys() == three.keys() - {"head.weight"}
         assert all(torch.equal(each, three[name]) for name, each in rebuilt.items())
     assert set(torch.load(folder / "full")) == three.keys()

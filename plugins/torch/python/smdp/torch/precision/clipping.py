@@ -70,6 +70,16 @@ def clip_grad_norm_(
     return total
 
 
+def check_max_norm(max_norm: float) -> None:
+    """Checks the norm to which master gradients are clipped.
+
+    Raises:
+        ValueError: It is not above 0.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"[smdp] clip_master_grads: max_norm is {max_norm!r}; allowed: above 0.")
+
+
 def wide_norm_of_gradients(parameters: Iterable[Tensor], model: nn.Module, order: float) -> Tensor:
     """Returns the norm of the gradients of all stages, slices and shards, with 32 bits. Collective.
 

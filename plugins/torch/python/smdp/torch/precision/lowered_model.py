@@ -102,8 +102,14 @@ def check_dtype(feature: str, dtype: object) -> None:
         raise ValueError(f"[smdp] {feature}: dtype is {dtype!r}; allowed: torch.bfloat16, torch.float16.")
 
 
-def check_parameters(feature: str, model: nn.Module, dtype: torch.dtype) -> None:
+def check_parameters(feature: str, model: nn.Module, dtype: torch.dtype, fix: str | None = None) -> None:
     """Checks that no parameter of a model stands against 16 bits of this kind.
+
+    Args:
+        feature: What converts the model.
+        model: The model.
+        dtype: The dtype to which it is converted.
+        fix: What the message recommends first. Default: to pass the dtype of the parameters.
 
     Raises:
         ValueError: One does.
@@ -113,8 +119,8 @@ def check_parameters(feature: str, model: nn.Module, dtype: torch.dtype) -> None
     for name, parameter in model.named_parameters():
         if parameter.dtype is other:
             raise ValueError(
-                f"[smdp] {feature}: parameter {name!r} has {parameter.dtype}, but dtype is {dtype}. Pass"
-                f" dtype={parameter.dtype}, or build the model in torch.float32."
+                f"[smdp] {feature}: parameter {name!r} has {parameter.dtype}, but dtype is {dtype}."
+                f" {fix or f'Pass dtype={parameter.dtype}'}, or build the model in torch.float32."
             )
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.pipelining.pipelined.pipelined_module import PipelinedModule
 from smdp.torch.precision.accepted_models import check_arguments, lowered
-from smdp.torch.precision.clipping import wide_norm_of_gradients
+from smdp.torch.precision.clipping import check_max_norm, wide_norm_of_gradients
 from smdp.torch.precision.loss_scales import DynamicLossScale, LossScale, check_scale, made_loss_scale
 from smdp.torch.precision.overflows import Agreement, has_overflow
 from smdp.torch.precision.whole_masters import WholeMasters
@@ -66,6 +66,9 @@ class MixedPrecision(OptimizerLink):
     needs_all_gradients = True
     # A loss scaler would otherwise unscale the gradients itself.
     _step_supports_amp_scaling = True
+    # What messages recommend. SMP's API has other names.
+    _to_scale = "Call optimizer.backward(loss), or pass scaler=optimizer to train_step() of a pipeline."
+    _to_fix_scale = "Pass loss_scale=NUMBER"
 
     def __init__(
         self,
@@ -183,8 +186,7 @@ class MixedPrecision(OptimizerLink):
         Raises:
             ValueError: `max_norm` is not above 0.
         """
-        if not max_norm > 0:
-            raise ValueError(f"[smdp] clip_master_grads: max_norm is {max_norm!r}; allowed: above 0.")
+        check_max_norm(max_norm)
         if self._scale.is_dynamic and self._has_overflow():
             return -1.0
         whole = wide_norm_of_gradients(self._parameters(), self._model, float(norm_type))
@@ -211,7 +213,7 @@ class MixedPrecision(OptimizerLink):
         if closure is not None and self._scale.is_dynamic:
             raise RuntimeError(
                 "[smdp] MixedPrecision.step(closure): a dynamic loss scale cannot repeat or skip what a"
-                " closure does. Pass loss_scale=NUMBER, or call backward(loss) and step() without a closure."
+                f" closure does. {self._to_fix_scale}, or call backward(loss) and step() without a closure."
             )
         before = self._scale.value
         if closure is None:
@@ -321,8 +323,7 @@ class MixedPrecision(OptimizerLink):
         if not self._is_scaled:
             raise RuntimeError(
                 f"[smdp] MixedPrecision.step() divides the gradients by the loss scale {self._scale.value},"
-                " but the loss was not multiplied by it since the last step. Call optimizer.backward(loss),"
-                " or pass scaler=optimizer to train_step() of a pipeline."
+                f" but the loss was not multiplied by it since the last step. {self._to_scale}"
             )
 
     def _update(self, divisor: float, closure: Callable[[], Any] | None) -> Any:

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
-from smdp.torch.precision.clipping import clip_grad_norm_
+from smdp.torch.precision.clipping import check_max_norm, clip_grad_norm_
 from smdp.torch.precision.loss_scales import LossScale, check_scale
 from smdp.torch.precision.mixed_precision import STATE
 from smdp.torch.precision.overflows import Agreement, has_overflow
@@ -70,7 +70,11 @@ class ScaledShards(OptimizerLink):
 
         Returns:
             The norm before clipping and without the loss scale; -1 after an overflow of a dynamic scale.
+
+        Raises:
+            ValueError: `max_norm` is not above 0.
         """
+        check_max_norm(max_norm)
         if self.loss_scaler.is_dynamic and self._has_overflow():
             return -1.0
         self._divide()

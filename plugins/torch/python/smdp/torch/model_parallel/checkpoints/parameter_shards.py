@@ -206,8 +206,19 @@ def read_shapes(shapes: Sequence[Mapping[str, Any]]) -> list[list[tuple[str, Any
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Returns the files with the shards of a model that is not divided further, in order."""
-    found = {path.stem.rpartition("_")[2]: path for path in folder.glob("optimizer_*.pt")}
+    """Returns the files with the shards of a model that is not divided further, in order.
+
+    Raises:
+        ValueError: They are shards of slices, of tensor parallelism.
+    """
+    found = {path.stem.removeprefix("optimizer_"): path for path in folder.glob("optimizer_*.pt")}
+    slices = {each.partition("_")[0] for each in found if each.replace("_", "", 1).isdigit() and "_" in each}
+    if slices:
+        raise ValueError(
+            f"[smdp] {folder} has shards of {len(slices)} slices of the model, but only those of a whole"
+            " model are joined. Resume with the same tensor_parallel_degree, and save with partial=False,"
+            " which writes the whole model."
+        )
     return [found[number] for number in sorted((each for each in found if each.isdigit()), key=int)]
 
 

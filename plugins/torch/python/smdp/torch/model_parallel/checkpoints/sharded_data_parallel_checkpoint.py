@@ -32,7 +32,7 @@ def get_full_state_dict_from_sharded_data_parallel_checkpoint(
         remove_smp_prefix: Whether names are those of the model, without "module." in front.
 
     Raises:
-        ValueError: There is no such checkpoint, or it is not complete.
+        ValueError: There is no such checkpoint, or it is not complete, or it has slices.
     """
     root = Path(checkpoint_dir)
     if tag is None:

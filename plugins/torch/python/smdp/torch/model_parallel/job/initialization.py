@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from smdp import pipeline as schedules
 from smdp.environments import Launch, detect, find
 from smdp.environments.single import SingleProcess
 from smdp.environments.torch_variables import set_torch_variables
+from smdp.torch.mesh.agreement import on_every_rank
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.model_parallel.job.state import Job, state
@@ -108,6 +110,8 @@ def _join(configuration: Configuration, launch: Launch | None, *, owns_default_g
                 f"[smdp] rank {other} called smp.init() with a different configuration from rank {rank}:"
                 f" {_difference(theirs, configuration)}; the configuration must be the same on all ranks"
             )
+    if configuration.partition_file and not configuration.load_partition and configuration.partitions > 1:
+        on_every_rank(lambda: _check_writable(configuration.partition_file, rank), mesh.group("world"))
     mesh.make("mp", "dp", "pp", "tp", "rdp")
     if configuration.tensor_parallel_degree > 1:
         mesh.make_for_steps("tp", "rdp", "dp")
@@ -157,6 +161,16 @@ def _check(configuration: Configuration, world_size: int) -> None:
             f"[smdp] the job has {world_size} ranks and partitions = {partitions}, so the pipeline has"
             f' {world_size // partitions} replicas, which need data parallelism; set "ddp" to true, or start'
             f" {partitions} process(es)"
+        )
+
+
+def _check_writable(partition_file: str, rank: int) -> None:
+    """Checks the folder of a file that rank 0 writes once the model is cut."""
+    folder = Path(partition_file).absolute().parent
+    if rank == 0 and not folder.is_dir():
+        raise ValueError(
+            f"[smdp] partition_file = {partition_file!r} cannot be written, because {folder} is not a folder;"
+            " create it, or remove the key"
         )
 
 

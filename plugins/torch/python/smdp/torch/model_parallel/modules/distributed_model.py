@@ -341,9 +341,9 @@ class DistributedModel(Replicas):
 
         Raises:
             RuntimeError: The model has been cut, and the call would change its device or dtype; or its
-                parameters have no values yet, and the call would change the dtype.
+                parameters are in shards or have no values yet, and the call would change the dtype.
         """
-        if isinstance(self._body, SinglePartition):
+        if isinstance(self._body, SinglePartition) and self.shards is None:
             self._model._apply(fn, recurse)
             return self
 
@@ -354,7 +354,14 @@ class DistributedModel(Replicas):
 
         own = [*self.parameters(), *self.buffers()]
         changes = any(wanted(tensor).dtype != tensor.dtype for tensor in own)
-        if self._body is None:
+        if self.shards is not None:
+            if changes:
+                raise RuntimeError(
+                    "[smdp] the dtype of parameters in shards cannot change; set fp16 or bf16 to true to"
+                    " compute in 16 bits"
+                )
+            self._model._apply(fn, recurse)
+        elif self._body is None:
             if changes and self._is_delayed():
                 raise RuntimeError(
                     "[smdp] the dtype cannot be changed while the model's parameters have no values; build"

@@ -10,26 +10,35 @@ from torch import nn
 
 from smdp.torch.model_parallel.job.configuration import Configuration
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
-from smdp.torch.precision.lowered_model import check_parameters, lower, lower_own
+from smdp.torch.precision.lowered_model import check_parameters, lower
+
+_FIX = "Build it in smp.model_creation(dtype=torch.float16)"
 
 
 def lower_by_keys(model: nn.Module, configuration: Configuration) -> None:
     """Converts a model to fp16 if the configuration says so, in place.
 
     With `fp16`, also positional inputs of the model are converted, and its outputs to fp32. With
-    `fp16_params` alone, only distributed modules are converted, and neither inputs nor outputs.
+    `fp16_params` alone, only distributed modules are converted, with their inputs, and their outputs to fp32,
+    in which the rest of the model computes. A model in shards that computes in 16 bits is not converted here.
 
     Raises:
         ValueError: A parameter has bf16.
     """
     if configuration.fp16 and configuration.sharded_data_parallel_degree == 1:
-        check_parameters('"fp16": True', model, torch.float16)
+        check_parameters('"fp16": True', model, torch.float16, _FIX)
         lower(model, torch.float16, keyword_inputs=False)
-    elif configuration.fp16_params:
-        for module in model.modules():
-            if isinstance(module, DistributedModule):
-                for inner in module.modules():
-                    lower_own(inner, torch.float16)
+    elif configuration.fp16_params and not (configuration.fp16 or configuration.bf16):
+        for module in _outermost_distributed(model):
+            lower(module, torch.float16)
+
+
+def _outermost_distributed(module: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(module, DistributedModule):
+        yield module
+    else:
+        for child in module.children():
+            yield from _outermost_distributed(child)
 
 
 class FP16_Module(nn.Module):
@@ -51,7 +60,7 @@ class FP16_Module(nn.Module):
     module: nn.Module
 
     def __init__(self, module: nn.Module) -> None:
-        check_parameters("FP16_Module", module, torch.float16)
+        check_parameters("FP16_Module", module, torch.float16, _FIX)
         self._share(lower(module, torch.float16, keyword_inputs=False))
 
     @classmethod

@@ -45,6 +45,19 @@ class GradScaler(gradient_scaler.GradScaler):
             device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
             self._lazy_init_scale_growth_tracker(torch.device(device))
 
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides gradients by the scale, and combines the overflow flags of all partitions and slices.
+
+        Raises:
+            RuntimeError: The key `fp16` is true, with which the optimizer scales the loss.
+        """
+        if self.is_enabled() and state.cfg.fp16:
+            raise RuntimeError(
+                "[smdp] smp.amp.GradScaler is used with fp16 = True, with which smp.DistributedOptimizer"
+                " scales the loss itself. Remove the scaler: call model.backward(loss) and optimizer.step()."
+            )
+        super().unscale_(optimizer)
+
     def _holders(
         self, optimizer: torch.optim.Optimizer
     ) -> tuple[ParallelMesh, tuple[Axis, ...], torch.device]:

@@ -20,6 +20,13 @@ from smdp.torch.precision.scaled_shards import ScaledShards
 _ARGUMENTS = ("init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift")
 
 
+class _Masters(MixedPrecision):
+    """A `MixedPrecision` whose messages have the names of SMP's API."""
+
+    _to_scale = "Call model.backward(loss)."
+    _to_fix_scale = "Pass dynamic_loss_scale=False to smp.DistributedOptimizer"
+
+
 class LossScaling(VirtualParameters):
     """A link that has a loss scale with the key `fp16`.
 
@@ -182,7 +189,7 @@ class LossScaling(VirtualParameters):
         if model.shards is not None:
             self.inner = ScaledShards(self.inner.inner, model.shards, scale)
             return
-        self.inner = MixedPrecision(
+        self.inner = _Masters(
             self.inner.inner,
             model.get_module() if model.pipe is None else model.pipe,
             torch.float16,
