@@ -104,6 +104,23 @@ def two_of_four() -> None:
         job.end()
 
 
+def accumulates() -> None:
+    """Two steps between two updates give the same parameters as without shards."""
+    found = []
+    for degree, keys in ((1, {}), (2, {"sdp_gradient_clipping": 1e9})):
+        job = Job(degree, passes=2, **keys)
+        for batch in STEPS[:2]:
+            job.forward_backward(job.model, batch["ids"].chunk(smp.dp_size())[smp.dp_rank()])
+        job.optimizer.step()
+        found.append(whole(job))
+        job.end()
+    assert close(*found, 1e-5)
+
+
+def test_accumulates() -> None:
+    run(accumulates, 2)
+
+
 def test_two_of_four() -> None:
     run(two_of_four, 4)
 
