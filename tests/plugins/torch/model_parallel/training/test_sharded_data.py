@@ -147,6 +147,12 @@ def sixteen_bits() -> None:
             job.optimizer.loss_scale = 2.0**10
             job.train(STEPS[0])
             assert not job.optimizer.overflow and not close(whole(job), before, 1e-4)
+            before = whole(job)
+            language_loss(job.model(STEPS[0]["ids"]), STEPS[0]).backward()
+            for name, arguments in (("step", ()), ("clip_master_grads", (1.0,))):
+                with pytest.raises(RuntimeError, match=r"model.backward\(loss\) in place of loss.backward"):
+                    getattr(job.optimizer, name)(*arguments)
+            assert close(whole(job), before, 0)
         job.end()
 
 
