@@ -179,6 +179,29 @@ def with_slices() -> None:
             job.end()
 
 
+def norm_outside_of_steps(**keys: Any) -> float:
+    """Returns the norm of gradients of a backward without a step function, and checks that it is agreed."""
+    job = Job(1, tensor_parallel_degree=2, **keys)
+    ids = STEPS[0]["ids"].chunk(smp.dp_size())[smp.dp_rank()]
+    language_loss(job.model(ids), {"ids": ids}).backward()
+    norm = float(clip_grad_norm_(job.model.parameters(), 0.1))
+    assert smp.allgather(norm, smp.WORLD) == [norm] * smp.size()
+    job.end()
+    return norm
+
+
+def clips_outside_of_steps() -> None:
+    """Whole parameters next to slices are averaged before clipping reads their gradients."""
+    expected = norm_outside_of_steps()
+    kinds: list[dict[str, Any]] = [{"shard_optimizer_state": True}, {"sharded_data_parallel_degree": 2}]
+    for keys in kinds:
+        assert norm_outside_of_steps(**keys) == pytest.approx(expected, rel=1e-5), keys
+
+
+def test_clips_outside_of_steps() -> None:
+    run(clips_outside_of_steps, 4)
+
+
 def test_with_slices() -> None:
     run(with_slices, 4)
 
