@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch_spawn import run
 
 import smdp
@@ -18,7 +19,7 @@ from smdp.torch.model_parallel.checkpoints.checkpoint_files import load, save
 from smdp.torch.model_parallel.job import collective_calls as meeting
 from smdp.torch.model_parallel.job.communication import allgather, barrier
 from smdp.torch.model_parallel.job.groups import CommGroup
-from smdp.torch.model_parallel.job.initialization import init
+from smdp.torch.model_parallel.job.initialization import init, shutdown
 from smdp.torch.model_parallel.job.ranks import mp_rank, rank
 
 
@@ -103,7 +104,25 @@ def check_meetings() -> None:
     # Rank 1 ends without coming.
 
 
+def check_next_job() -> None:
+    """The calls of a job are not those of the next one in the same processes."""
+    own = dist.get_rank()
+    store = dist.FileStore(os.environ["SMDP_TEST_STORE"] + "-of-jobs", 2)  # like that of a launcher
+    dist.destroy_process_group()
+    dist.init_process_group("smdp", store=store, rank=own, world_size=2)
+    init({"partitions": 2})
+    meeting.meet("state_dict()")
+    barrier()
+    shutdown()
+    dist.destroy_process_group()
+    dist.init_process_group("smdp", store=store, rank=own, world_size=2)
+    init({"partitions": 2})
+    time.sleep(0.2 * rank())
+    meeting.meet("smp.step")
+
+
 def check_all() -> None:
+    check_next_job()
     check_files()
     check_meetings()
 

@@ -105,6 +105,23 @@ def two_of_four() -> None:
         job.end()
 
 
+def accumulates() -> None:
+    """Two steps between two updates give the same parameters as without shards."""
+    found = []
+    for degree, keys in ((1, {}), (2, {"sdp_gradient_clipping": 1e9})):
+        job = Job(degree, passes=2, **keys)
+        for batch in STEPS[:2]:
+            job.forward_backward(job.model, batch["ids"].chunk(smp.dp_size())[smp.dp_rank()])
+        job.optimizer.step()
+        found.append(whole(job))
+        job.end()
+    assert close(*found, 1e-5)
+
+
+def test_accumulates() -> None:
+    run(accumulates, 2)
+
+
 def test_two_of_four() -> None:
     run(two_of_four, 4)
 
@@ -135,6 +152,12 @@ def sixteen_bits() -> None:
             job.optimizer.loss_scale = 2.0**10
             job.train(STEPS[0])
             assert not job.optimizer.overflow and not close(whole(job), before, 1e-4)
+            before = whole(job)
+            language_loss(job.model(STEPS[0]["ids"]), STEPS[0]).backward()
+            for name, arguments in (("step", ()), ("clip_master_grads", (1.0,))):
+                with pytest.raises(RuntimeError, match=r"model.backward\(loss\) in place of loss.backward"):
+                    getattr(job.optimizer, name)(*arguments)
+            assert close(whole(job), before, 0)
         job.end()
 
 
@@ -164,6 +187,29 @@ def with_slices() -> None:
                 with pytest.raises(ValueError, match=r"2 slices of the model.*partial=False"):
                     read_whole(folder, tag="slices")
             job.end()
+
+
+def norm_outside_of_steps(**keys: Any) -> float:
+    """Returns the norm of gradients of a backward without a step function, and checks that it is agreed."""
+    job = Job(1, tensor_parallel_degree=2, **keys)
+    ids = STEPS[0]["ids"].chunk(smp.dp_size())[smp.dp_rank()]
+    language_loss(job.model(ids), {"ids": ids}).backward()
+    norm = float(clip_grad_norm_(job.model.parameters(), 0.1))
+    assert smp.allgather(norm, smp.WORLD) == [norm] * smp.size()
+    job.end()
+    return norm
+
+
+def clips_outside_of_steps() -> None:
+    """Whole parameters next to slices are averaged before clipping reads their gradients."""
+    expected = norm_outside_of_steps()
+    kinds: list[dict[str, Any]] = [{"shard_optimizer_state": True}, {"sharded_data_parallel_degree": 2}]
+    for keys in kinds:
+        assert norm_outside_of_steps(**keys) == pytest.approx(expected, rel=1e-5), keys
+
+
+def test_clips_outside_of_steps() -> None:
+    run(clips_outside_of_steps, 4)
 
 
 def test_with_slices(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class ScaledShards(OptimizerLink):
         self._agreement = Agreement(model)
         self._found: bool | None = None  # whether the gradients have an overflow, once that is known
         self._is_divided = False
+        self._is_scaled = False  # whether the loss was multiplied since the last step
 
     @property
     def loss_scale(self) -> float:
@@ -63,6 +64,7 @@ class ScaledShards(OptimizerLink):
     def scale(self, loss: Tensor) -> Tensor:
         """Returns the loss with 32 bits, times the loss scale."""
         self.forget_gradients()
+        self._is_scaled = True
         return loss.float() * self.loss_scale
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
@@ -73,8 +75,10 @@ class ScaledShards(OptimizerLink):
 
         Raises:
             ValueError: `max_norm` is not above 0.
+            RuntimeError: The loss was not scaled.
         """
         check_max_norm(max_norm)
+        self._check_is_scaled("clip_master_grads")
         if self.loss_scaler.is_dynamic and self._has_overflow():
             return -1.0
         self._divide()
@@ -84,18 +88,20 @@ class ScaledShards(OptimizerLink):
         """Updates the shards, or skips the step on all ranks after an overflow.
 
         Raises:
-            RuntimeError: There is a closure.
+            RuntimeError: There is a closure, or the loss was not scaled.
         """
         if closure is not None:
             raise RuntimeError(
                 "[smdp] step(closure): a loss scale cannot be applied to the gradients that a closure"
                 " computes. Call model.backward(loss) and step() without a closure."
             )
+        self._check_is_scaled("step")
         if self.loss_scaler.is_dynamic:
             self.overflow = self._has_overflow()
         if not self.overflow:
             self._divide()
         self.forget_gradients()
+        self._is_scaled = False
         if self.loss_scaler.is_dynamic:
             self.loss_scaler.update(has_overflow=self.overflow)
         return None if self.overflow else super().step()
@@ -131,8 +137,22 @@ class ScaledShards(OptimizerLink):
 
     def _has_overflow(self) -> bool:
         if self._found is None:
-            (self._found,) = self._agreement.any(has_overflow(self._parameters()))
+            own = has_overflow(self._parameters())
+            self._found, self._is_scaled = self._agreement.any(own, self._is_scaled)
         return self._found
+
+    def _check_is_scaled(self, call: str) -> None:
+        """Checks that the gradients are those of a scaled loss."""
+        if self.loss_scale == 1.0:
+            return
+        if self.loss_scaler.is_dynamic:
+            self._has_overflow()  # the ranks agree on whether the loss was scaled, too
+        if not self._is_scaled:
+            raise RuntimeError(
+                f"[smdp] {call}() divides the gradients by the loss scale {self.loss_scale}, but the loss was"
+                " not multiplied by it since the last step. Call model.backward(loss) in place of"
+                " loss.backward()."
+            )
 
     def _divide(self) -> None:
         if self._is_divided or self.loss_scale == 1.0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,11 +34,15 @@ class AveragedShards:
         groups: The parameters that are reduced together, with the ranks that average them afterwards.
         passes: The number of backwards before a step, where the script does not use `no_sync()`.
         ranks: The ranks that are told of errors.
+
+    Attributes:
+        at_end: Called after each backward.
     """
 
     def __init__(
         self, groups: Sequence[tuple[Group, ProcessGroupSmdp]], passes: int, ranks: ToldRanks
     ) -> None:
+        self.at_end: Callable[[], None] | None = None
         self._ranks = ranks
         self._passes = passes
         self._count = 0  # backwards since the last step
@@ -135,6 +139,8 @@ class AveragedShards:
         self._is_open = not self._is_last
         if not self._is_paused:
             self._count = (self._count + 1) % self._passes
+        if self.at_end is not None:
+            self.at_end()
 
 
 class _ReduceScatter(ReduceScatter):

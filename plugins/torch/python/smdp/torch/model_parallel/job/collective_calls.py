@@ -132,7 +132,8 @@ def _rule() -> str:
 
 
 def _key(rank: int) -> str:
-    return f"smp/calls/{rank}"
+    # The store may outlive a job, and a slow rank may still read what others have written in the last one.
+    return f"smp/calls/{state.running.number}/{rank}"
 
 
 @atexit.register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Job:
         owns_default_group: Whether init() initialized torch.distributed.
         calls: The last collective calls of this rank within its model, with their numbers; see
             collective_calls.py.
+        number: The number of jobs that this process has started before; the same on all ranks.
     """
 
     configuration: Configuration
@@ -49,6 +51,7 @@ class Job:
     local_size: int
     owns_default_group: bool
     calls: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=8))
+    number: int = field(default_factory=itertools.count().__next__)
 
     @functools.cached_property
     def axis(self) -> TensorAxis:

@@ -164,7 +164,10 @@ class DistributedModel(Replicas):
                 f"[smdp] the model with {state.cfg.partitions} partitions is called outside of a step; call"
                 " it in a function decorated with @smp.step"
             )
-        return self._body.call(args, kwargs)
+        result = self._body.call(args, kwargs)
+        if self._slice_averages is not None and not self._is_in_step:
+            self._slice_averages.watch(result)
+        return result
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
         """Replaces loss.backward() in a step: the schedule decides when the backward runs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,10 @@ class _Shards(ShardedDataParallel):
     """A `ShardedDataParallel` that may compute in fp16, as the optimizer of SMP's API scales the loss."""
 
     dtypes = (torch.bfloat16, torch.float16)
+
+    def call_after_backward(self, function: Callable[[], None]) -> None:
+        """Registers what is called after each backward. Hooks of parameters in shards are never called."""
+        self._averaged.at_end = function
 
 
 class ShardedPartition(SinglePartition):
@@ -69,6 +73,7 @@ class ShardedPartition(SinglePartition):
         )
         self._mesh = mesh
         self._averages = [self.shards]
+        self.shards.call_after_backward(self._note_backward)
         for parameter in model.parameters():
             _describe(parameter)
 

@@ -145,7 +145,7 @@ class SinglePartition:
         """The device of the model."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
-    def _note_backward(self, gradient: Tensor) -> None:
+    def _note_backward(self, gradient: Tensor | None = None) -> None:
         self._has_backward = True
 
     def _accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:

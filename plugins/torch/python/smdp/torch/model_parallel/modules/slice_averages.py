@@ -14,8 +14,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
+from smdp.torch.data_parallel.output_tensors import tensors_in
 from smdp.torch.mesh.averages import Average, average_of, mark_average
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
@@ -33,7 +35,7 @@ def class_of(parameter: Tensor) -> Average:
 
 
 class SliceAverages:
-    """The second average, which is made at the end of a step function, or when an optimizer needs it.
+    """The second average, which is made at the end of a step function, or of a backward outside of one.
 
     All ranks start with the values of the first rank of their tensor-parallel group. All ranks of the job
     create it together.
@@ -61,10 +63,17 @@ class SliceAverages:
                 dist.broadcast(_own_part(value.detach()), group=group, group_src=0)
         self._parameters = found if has_own_samples else []
         self._is_pending = False
+        self._task = -1  # the backward whose end is awaited
 
     def expect(self) -> None:
         """Notes a forward, after which backward may compute gradients."""
         self._is_pending = True
+
+    def watch(self, output: Any) -> None:
+        """Averages at the end of every backward that passes the model's output, before clipping reads it."""
+        for tensor in tensors_in(output)[0] if self._parameters else []:
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._await_end)
 
     def average(self) -> None:
         """Averages gradients if there was a forward since the last call. Collective.
@@ -98,6 +107,21 @@ class SliceAverages:
                 parts = flat.split([each.numel() for each in pieces])
                 for each, part in zip(pieces, parts, strict=True):
                     each.copy_(part.view_as(each))
+
+    def _await_end(self, gradient: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if task in (-1, self._task):
+            return
+        self._task = task
+        # Callbacks run in the order of their registration. This one is the first, and the average over
+        # RDP_GROUP must have ended, so it registers another one.
+        queue = Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._end))
+
+    def _end(self) -> None:
+        self._task = -1
+        self._is_pending = True
+        self.average()
 
 
 def _own_part(value: Tensor) -> Tensor:
