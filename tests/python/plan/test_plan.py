@@ -12,6 +12,7 @@ from smdp._core import all_reduce_seconds
 from smdp.plan import Cluster, Option, Plan, advice, plan, snippet
 from smdp.plan.candidate import Candidate
 from smdp.plan.candidates import Impossible, candidates
+from smdp.plan.rank_memory import kinds
 from smdp.plan.search import TOLERANCE
 from smdp.plan.step_time import Clock
 from smdp.plan.work import work_of
@@ -314,3 +315,17 @@ def test_communication_of_divided_layers() -> None:
     # Two gathers more in each layer, half an all_reduce each, and one at each end of the stack and back.
     divided = clock.step(Candidate(**one, sequence_parallel=True))
     assert divided.total == pytest.approx((5 * 4 + 3) * activations)
+
+
+def test_a_sharded_optimizer_sums_means_beside_the_gradients() -> None:
+    model, cluster = llama(), Cluster(ranks_per_host=4, cores_per_host=4)
+    one: dict[str, Any] = {"pipeline": 1, "tensor": 1, "data": 4, "microbatches": 2, "microbatch_size": 4}
+
+    def gradients(sharding: str, degree: int = 0) -> float:
+        shards = {"sharding": sharding, "sharding_degree": degree}
+        estimate = memory.estimate(model, sequence=128, microbatch_size=4, microbatches=2, data=4, **shards)
+        return kinds(estimate, Candidate(**one, **shards), cluster)[0]["gradients"]
+
+    whole = gradients("none")
+    assert gradients("zero1") == pytest.approx(whole * (1 + 1 / 4))
+    assert gradients("zero1", 2) == pytest.approx(whole * (1 + 1 / 2))

@@ -6,6 +6,7 @@ On cores there is no device whose margin covers the libraries, and memory is cou
   before. The peak has the larger of both instead of their sum.
 - Libraries keep buffers from their first use on: packed operands of matrix products, the group's shared
   memory, modules that are imported late. Measured with torch 2.13 by tests/benchmarks/plan_accuracy.py.
+- A rank with a sharded optimizer sums the means of its shard beside the gradients.
 - Gradients are reduced in chunks of shared memory instead of fusion buffers (SMDP_CHUNK_BYTES).
 """
 
@@ -41,9 +42,11 @@ def kinds(estimate: memory.Estimate, one: Candidate, cluster: Cluster) -> list[d
     if not cluster.is_cpu:
         return found
     for stage in found:
+        means = stage["gradients"] / (one.sharding_degree or one.data) if one.sharding == "zero1" else 0.0
         if one.pipeline == 1 and one.microbatches == 1:
             freed = stage["activations"] + stage["embedding"] + stage["logits"]
             stage["gradients"] -= min(stage["gradients"], freed)
+        stage["gradients"] += means
         stage["runtime"] = RUNTIME + (PIPELINE_RUNTIME if one.pipeline > 1 else 0.0)
     return found
 
