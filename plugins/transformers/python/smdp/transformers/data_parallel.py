@@ -207,8 +207,8 @@ class DataParallel(Plugin):
             self._shards.change(trainer.accelerator)
 
     @property
-    def gives_memory(self) -> bool:  # type: ignore[override]
-        """Whether parameters are sharded, which gives memory to this rank's shards."""
+    def materializes_model(self) -> bool:
+        """Whether parameters are sharded. Only this rank's shards are then allocated."""
         return self._shards is not None
 
     def place_model(self, trainer: Trainer, loader: Any) -> None:

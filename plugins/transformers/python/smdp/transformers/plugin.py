@@ -22,16 +22,19 @@ class Plugin:
     Attributes:
         places_model: Whether the plugin decides where the model's parameters lie. The Trainer then does not
             move them.
-        gives_memory: Whether the plugin gives memory to a model on the meta device, which nothing can move.
         ranks_per_batch: The number of ranks that work on one batch together. The Trainer counts them as one.
         preemption: Whether the Trainer saves a checkpoint and exits with code 75 when a rank receives
             SIGTERM.
     """
 
     places_model = False
-    gives_memory = False
     ranks_per_batch = 1
     preemption = False
+
+    @property
+    def materializes_model(self) -> bool:
+        """Whether the plugin allocates the parameters of a model that is on the meta device."""
+        return False
 
     def conflict(self, other: Plugin) -> str | None:
         """Returns the reason why this plugin cannot work with another plugin of the list, or None."""

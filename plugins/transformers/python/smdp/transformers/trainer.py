@@ -85,7 +85,7 @@ class _WithPlugins:
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         # A model on the meta device cannot be moved. The plugin places it later.
         is_meta = any(parameter.is_meta for parameter in model.parameters())
-        if not (is_meta and any(one.places_model or one.gives_memory for one in self.plugins)):
+        if not (is_meta and any(one.places_model or one.materializes_model for one in self.plugins)):
             super()._move_model_to_device(model, device)  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:

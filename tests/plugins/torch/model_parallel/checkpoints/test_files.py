@@ -117,7 +117,7 @@ def check_next_job() -> None:
     dist.destroy_process_group()
     dist.init_process_group("smdp", store=store, rank=own, world_size=2)
     init({"partitions": 2})
-    time.sleep(0.2 * rank())
+    time.sleep(0.2 * rank())  # rank 0 then looks while the store has only the first job's call of rank 1
     meeting.meet("smp.step")
 
 

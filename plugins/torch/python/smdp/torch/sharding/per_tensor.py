@@ -42,11 +42,14 @@ def per_tensor_keys(optimizer: Optimizer, group: Mapping[str, Any]) -> StateKeys
 
 
 def updates_each_tensor_alone(optimizer: Optimizer) -> bool:
-    """Returns whether trials show for all groups that the update of a tensor does not depend on others."""
+    """Returns whether trials show for all groups that the update of a tensor does not depend on others.
+
+    The answer is False for an optimizer that cannot be tried.
+    """
     with torch.random.fork_rng(devices=[]):
         try:
             found = [per_tensor_keys(optimizer, group) for group in optimizer.param_groups]
-        except Exception:  # noqa: BLE001 - it cannot be copied, or stepped with other parameters
+        except Exception:  # noqa: BLE001 - copying it or its step can raise anything
             return False
     return not any(isinstance(each, str) for each in found)
 

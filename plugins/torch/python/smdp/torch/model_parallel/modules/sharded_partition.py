@@ -115,7 +115,7 @@ def _raise_parameters(model: nn.Module) -> None:
 
 
 def _describe(parameter: nn.Parameter) -> None:
-    """Gives a parameter the attributes by which scripts for SMP ask for its size and its shard."""
+    """Sets the attributes in which SMP scripts find the sizes of a parameter and its shard."""
     own: Any = parameter
     own.ds_numel, own.ds_shape = parameter.numel(), parameter.shape
     own.ds_tensor = parameter._local_tensor if isinstance(parameter, DTensor) else parameter.detach()
