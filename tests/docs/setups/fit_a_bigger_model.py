@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 import smdp.torch
-from smdp.transformers import ModelParallel
+from smdp.transformers import DataParallel, ModelParallel
 
 dist.init_process_group("smdp")
 
@@ -51,5 +51,5 @@ model = made()
 run(3)
 train()
 run(4)
-assert plugins[0].ranks_per_batch == 2
+assert plugins[0].changed == ["shard_optimizer"]
 dist.destroy_process_group()
