@@ -91,6 +91,7 @@ def test_two_hosts_find_each_other(mpi: Mpi, loss: str, tmp_path: Path) -> None:
     # Nobody was told where rank 0 is; that it is on no loopback interface shows that there were two hosts.
     where = re.findall(r"using .*: rank (\d) of 2, rank 0 at (node0|10\.77\.0\.1):\d+", done.stdout)
     assert sorted(rank for rank, _ in where) == ["0", "1"], done.stdout
+    assert "using torchrun" not in done.stdout
 
 
 @on_two_hosts
@@ -159,7 +160,7 @@ def test_two_jobs_on_one_port(mpi: Mpi, loss: str, tmp_path: Path) -> None:
             hold.unlink()
         rest = first.stdout.read()
     assert second.returncode != 0, second.stdout
-    assert "rank 0 cannot listen on MASTER_PORT=28411" in second.stdout, second.stdout
+    assert "cannot listen at MASTER_ADDR=127.0.0.1, MASTER_PORT=28411" in second.stdout, second.stdout
     assert results(second.stdout) == []
     assert (first.returncode, results(rest)) == (0, [f"ranks=2 {loss}"]), rest
 

@@ -17,6 +17,7 @@ from smdp.environments import Launch, choice, pmi
 from smdp.environments.base import port_for
 from smdp.environments.open_mpi import hnp_address
 from smdp.environments.slurm import expand_first
+from smdp.environments.torch_variables import set_torch_variables
 
 SMDP = {
     "SMDP_RANK": "1",
@@ -266,6 +267,24 @@ def test_debug_says_who_decides_and_why(caplog: pytest.LogCaptureFixture) -> Non
             ),
             "[smdp] launcher: PET_NNODES=3: defaults for torchrun's options, which do not define a rank",
         ]
+    finally:
+        logger.setLevel(before)
+
+
+def test_variables_that_smdp_sets_are_those_of_no_launcher(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("smdp")
+    before = logger.level
+    logger.setLevel(logging.NOTSET)
+    environ = {**SLURM, "SMDP_LOG_LEVEL": "debug"}
+    try:
+        with (
+            mock.patch.dict(os.environ, environ, clear=True),
+            mock.patch.object(choice, "_sets_variables", False),
+        ):
+            assert set_torch_variables()
+            assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("3", "5")
+            environments.log_choice()
+        assert "using SLURM: rank 3 of 5" in caplog.text and "torchrun" not in caplog.text
     finally:
         logger.setLevel(before)
 

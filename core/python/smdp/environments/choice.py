@@ -13,6 +13,7 @@ from smdp.environments.single import SingleProcess
 
 _logger = logging.getLogger("smdp.environments")
 _said: set[str] = set()
+_sets_variables = False  # whether this process has set torchrun's variables itself
 
 
 def explain(environ: Mapping[str, str], order: tuple[type[Environment], ...]) -> list[str]:
@@ -51,13 +52,24 @@ def _says(environment: type[Environment], environ: Mapping[str, str]) -> str:
 
 
 def log_choice(order: tuple[type[Environment], ...], environ: Mapping[str, str] = os.environ) -> None:
-    """Logs explain() at level debug, each line once per process."""
+    """Logs explain() at level debug, each line once per process.
+
+    It logs nothing after set_torch_variables(), whose variables are not those of another launcher.
+    """
+    if _sets_variables and environ is os.environ:
+        return
     _log.follow(environ)
     if _logger.isEnabledFor(logging.DEBUG):
         for line in explain(environ, order):
             if line not in _said:
                 _said.add(line)
                 _logger.debug("[smdp] launcher: %s", line)
+
+
+def note_own_variables() -> None:
+    """Notes that this process has set torchrun's variables itself."""
+    global _sets_variables
+    _sets_variables = True
 
 
 def warn_alone(environ: Mapping[str, str] = os.environ) -> None:

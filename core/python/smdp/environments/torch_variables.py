@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from smdp.environments import detect, find
+from smdp.environments.choice import note_own_variables
 from smdp.environments.single import SingleProcess
 from smdp.environments.torch_port import torch_port
 
@@ -34,4 +35,5 @@ def set_torch_variables() -> bool:
     }
     for name, value in known.items():
         os.environ.setdefault(name, str(value))
+    note_own_variables()
     return True
