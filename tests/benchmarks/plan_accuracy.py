@@ -86,6 +86,8 @@ def measured_speed(one: Candidate, ranks: int) -> dict[str, float]:
         "flops": 1e9 * float(found["gflops"]),
         "memory_bandwidth": 1e9 * float(found["memory-bandwidth"]),
         "interconnect": 1e9 * float(found["interconnect"]) / 2,
+        "layer_overhead": 1e-6 * float(found["layer-overhead-us"]),
+        "latency": 1e-6 * float(found["latency-us"]),
     }
 
 
@@ -181,7 +183,9 @@ def show(name: str) -> None:
     worked = sum(rank["worked"] for rank in usual) / min(CORES, ranks)
     sizes = f"{found.peak / 1e6:8.1f}{held / 1e6:9.1f}{found.peak / held - 1:8.1%}{kept / 1e6:9.1f}"
     times = f"{found.seconds * 1e3:8.1f}{seconds * 1e3:9.1f}{found.seconds / seconds - 1:8.1%}"
-    print(f"{name:30}{sizes}{times}{worked * 1e3:10.1f}{speed['flops'] / 1e9:8.1f}", flush=True)
+    overheads = f"{speed['layer_overhead'] * 1e6:9.0f}{speed['latency'] * 1e6:8.0f}"
+    of_host = f"{speed['flops'] / 1e9:8.1f}{overheads}"
+    print(f"{name:30}{sizes}{times}{worked * 1e3:10.1f}{of_host}", flush=True)
 
 
 def main() -> None:
@@ -194,7 +198,8 @@ def main() -> None:
         train(options.train, options.folder)
         return
     print(
-        f"{'':30}{'MB':>8}{'measured':>9}{'':8}{'kept':>9}{'ms':>8}{'measured':>9}{'':8}{'processor':>10}{'GFLOPS':>8}"
+        f"{'':30}{'MB':>8}{'measured':>9}{'':8}{'kept':>9}{'ms':>8}{'measured':>9}{'':8}{'processor':>10}"
+        f"{'GFLOPS':>8}{'layer us':>9}{'sum us':>8}"
     )
     for name in options.only:
         show(name)

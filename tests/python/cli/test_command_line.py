@@ -85,6 +85,8 @@ FROZEN = {
         "--gflops",
         "--gflops-16bit",
         "--memory-bandwidth",
+        "--layer-overhead-us",
+        "--latency-us",
         "--disk-bandwidth",
         "--emit",
         "--offload",

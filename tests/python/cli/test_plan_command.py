@@ -35,9 +35,11 @@ def test_table() -> None:
 
 def test_json_and_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    done = smdp(CONFIG, "--hosts", 16, "--batch", 512, "--sequence", 512, "--json", "--trace", trace)
+    times = ["--layer-overhead-us", 250, "--latency-us", 20]
+    done = smdp(CONFIG, "--hosts", 16, "--batch", 512, "--sequence", 512, *times, "--json", "--trace", trace)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
+    assert (result["cluster"]["layer_overhead"], result["cluster"]["latency"]) == (250e-6, 20e-6)
     assert result["fitting"] + result["not_run"] + result["rejected"] > 10_000
     assert len(result["options"]) == 10
     best = result["options"][0]
@@ -101,6 +103,8 @@ def test_nothing_fits(tmp_path: Path) -> None:
         (["--device", "tpu"], "--device='tpu' is not valid; allowed: gpu, cpu"),
         (["--device", "cpu"], "--gflops='None' is not valid; allowed: a number above 0, with --device cpu"),
         (["--cores-per-host", 4], "--cores-per-host='4.0' is not valid; allowed: only with --device cpu"),
+        (["--layer-overhead-us", -1], "--layer-overhead-us='-1.0' is not valid; allowed: a number from 0"),
+        (["--latency-us", "inf"], "--latency-us='inf' is not valid; allowed: a number from 0"),
         (["--emit", "rust"], "--emit='rust' is not valid; allowed: python, trainer"),
         (["--offload", "disk:scratch"], "offload = 'disk:scratch' is not valid; allowed: 'host', or 'disk:'"),
         (["--precision", "fp7"], "precision = 'fp7' is not valid"),

@@ -32,6 +32,7 @@ def gpt2(layers: int, hidden: int, heads: int, vocabulary: int = 50000, position
 
 
 A100_HOSTS: dict[str, Any] = {"ranks_per_host": 8, "device_memory": 40e9, "flops": 312e12}
+FREE: dict[str, Any] = {"latency": 0.0, "layer_overhead": 0.0}  # only bytes and operations take time
 
 
 @pytest.mark.parametrize(("layers", "hidden", "heads"), [(48, 8192, 64), (96, 12288, 96), (128, 25600, 160)])
@@ -196,7 +197,7 @@ def test_the_memory_that_the_advice_names_does(batch: int) -> None:
 def test_gradients_cross_a_hosts_link_once() -> None:
     """8 ranks of one group on each of 2 hosts: 2 (M - 1) / M of the bytes per host, whatever their number."""
     model = gpt2(4, 1024, 16)
-    cluster = Cluster(hosts=2, ranks_per_host=8, link=1e9, interconnect=1e15, flops=1e30, latency=0.0)
+    cluster = Cluster(hosts=2, ranks_per_host=8, link=1e9, interconnect=1e15, flops=1e30, **FREE)
     clock = Clock(model, cluster, work_of(model, 128), 128, "bf16")
     step = clock.step(Candidate(pipeline=1, tensor=1, data=16, microbatches=1, microbatch_size=1))
     assert step.reduction == pytest.approx(2 * memory.parameters(model) / 1e9, rel=1e-5)
@@ -307,7 +308,7 @@ def test_layers_are_divided_only_where_they_can_be() -> None:
 def test_communication_of_divided_layers() -> None:
     """Four sums per layer, one of the embedding's rows and one for the logits' input."""
     model = llama()
-    cluster = Cluster(ranks_per_host=2, interconnect=1e9, flops=1e30, latency=0.0)
+    cluster = Cluster(ranks_per_host=2, interconnect=1e9, flops=1e30, **FREE)
     clock = Clock(model, cluster, work_of(model, 128), 128, "fp32")
     activations = 4 * 4 * 128 * 1024 / 1e9  # an all_reduce on two ranks sends them once
     one: dict[str, Any] = {"pipeline": 1, "tensor": 2, "data": 1, "microbatches": 1, "microbatch_size": 4}

@@ -145,7 +145,8 @@ def test_steps_on_cores() -> None:
 
 
 def test_each_precision_has_its_speed() -> None:
-    cluster = Cluster(cores_per_host=1, efficiency=1.0, flops=1e9, flops_fp32=2e9)
+    speed: dict[str, Any] = {"flops": 1e9, "flops_fp32": 2e9, "efficiency": 1.0, "layer_overhead": 0.0}
+    cluster = Cluster(cores_per_host=1, **speed)
     found = plan(MODEL, cluster, batch=4, sequence=32, precision=("fp32", "bf16"), simulated=1)
     seconds = {
         one.candidate.precision: one.step.forward

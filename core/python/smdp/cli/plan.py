@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smdp import config, memory
-from smdp.cli.simulate import parse_link
+from smdp.cli.simulate import check_time, parse_link
 from smdp.plan import Cluster, Option, Plan, advice, plan, snippet
 from smdp.plan.rank_memory import kinds
 
@@ -58,6 +58,8 @@ def run(
     gflops: float | None,
     gflops_16bit: float | None,
     memory_bandwidth: str | None,
+    layer_overhead_us: float,
+    latency_us: float,
     disk_bandwidth: str,
     margin: float,
     precision: str,
@@ -82,6 +84,8 @@ def run(
     for option, value in of_cores.items():
         if value is not None and not is_cpu:
             raise config.invalid(option, str(value), "only with --device cpu")
+    for option, value in (("--layer-overhead-us", layer_overhead_us), ("--latency-us", latency_us)):
+        check_time(option, value)
     cluster = Cluster(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
@@ -97,6 +101,8 @@ def run(
         memory_bandwidth=0
         if memory_bandwidth is None
         else parse_bytes("--memory-bandwidth", memory_bandwidth, is_rate=True),
+        layer_overhead=layer_overhead_us / 1e6,
+        latency=latency_us / 1e6,
         disk=parse_bytes("--disk-bandwidth", disk_bandwidth, is_rate=True),
     )
     return plan(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from smdp._shown import shown
 
 _MOST_RANKS = 2**17
-_MAY_BE_ZERO = ("latency", "cores_per_host", "flops_fp32", "memory_bandwidth")
+_MAY_BE_ZERO = ("latency", "cores_per_host", "flops_fp32", "memory_bandwidth", "layer_overhead")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,13 +23,15 @@ class Cluster:
         flops: Peak floating-point operations per second of a device, in the data type of training.
         efficiency: The fraction of `flops` that matrix products reach, 0 to 1.
         margin: The fraction of `device_memory` that an estimate may use, 0 to 1.
-        latency: Seconds of one message.
+        latency: Seconds of one message or collective besides those of its bytes.
         cores_per_host: Cores that the ranks of a host share; `flops`, `device_memory` and `memory_bandwidth`
             are then those of one rank on a core. 0: each rank has a device of its own.
         flops_fp32: Peak floating-point operations per second in fp32, if they differ from `flops`; 0: they
             do not.
         memory_bandwidth: Bytes of parameters, gradients and optimizer states that a rank updates per second.
             0: updates take no time.
+        layer_overhead: Seconds in which a processor starts the operators of a layer's forward and backward,
+            once per microbatch, in a model that is not divided. A device works meanwhile, a core does not.
         disk: Bytes per second of a host's disk, or between its devices and its memory, in each direction.
 
     Raises:
@@ -48,6 +50,7 @@ class Cluster:
     cores_per_host: float = 0
     flops_fp32: float = 0
     memory_bandwidth: float = 0
+    layer_overhead: float = 500e-6
     disk: float = 1e9
 
     def __post_init__(self) -> None:

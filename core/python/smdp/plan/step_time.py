@@ -16,6 +16,7 @@ from smdp.plan.candidate import Candidate
 from smdp.plan.candidates import local_ranks
 from smdp.plan.cluster import Cluster
 from smdp.plan.cores import step_on_cores
+from smdp.plan.overhead import layer_overheads, with_overhead
 from smdp.plan.work import Work
 
 
@@ -70,8 +71,10 @@ class Clock:
     def layer_times(self, one: Candidate) -> tuple[float, float]:
         """Returns the seconds of a layer's forward and backward for one microbatch."""
         speed = self._speed * one.tensor
-        forward = self._work.layer * one.microbatch_size / speed
-        backward = 2 * forward
+        work = self._work.layer * one.microbatch_size / speed
+        in_forward, in_backward = layer_overheads(self._cluster, one, self._layers)
+        forward = with_overhead(self._cluster, work, in_forward)
+        backward = with_overhead(self._cluster, 2 * work, in_backward)
         # Two all-reduces in forward and two in backward. Sequence parallelism replaces each by a
         # reduce-scatter and an all-gather, with the same bytes in total. In backward it gathers two inputs
         # once more.

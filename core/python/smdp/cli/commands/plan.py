@@ -48,6 +48,14 @@ def plan_command(
         str | None,
         typer.Option("--memory-bandwidth", help="Parameters, gradients and states that a rank updates."),
     ] = None,
+    layer_overhead_us: Annotated[
+        float,
+        typer.Option("--layer-overhead-us", help="Starting a layer's operators, forward and backward."),
+    ] = 500,
+    latency_us: Annotated[
+        float,
+        typer.Option("--latency-us", help="Of a message or collective, besides its bytes."),
+    ] = 10,
     disk_bandwidth: Annotated[
         str,
         typer.Option(
@@ -111,6 +119,8 @@ def plan_command(
             gflops=gflops,
             gflops_16bit=gflops_16bit,
             memory_bandwidth=memory_bandwidth,
+            layer_overhead_us=layer_overhead_us,
+            latency_us=latency_us,
             disk_bandwidth=disk_bandwidth,
             margin=margin,
             precision=precision,
