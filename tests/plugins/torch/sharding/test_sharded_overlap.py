@@ -34,12 +34,14 @@ class Blocks(nn.Module):
         super().__init__()
         self.stem = nn.Linear(8, width)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3))
-        self.is_sideways = False
+        self.is_sideways = self.is_direct = False
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         if self.is_sideways:
             x = x @ self.get_parameter("blocks.2.0.weight")
+        if self.is_direct:
+            x = x @ torch.func.vmap(lambda row: row * 1.0)(self.get_parameter("blocks.2.0.weight"))
         for block in self.blocks:
             x = x + block(x)
         return x @ self.stem.weight
@@ -130,6 +132,10 @@ READS: dict[str, Callable[[DistributedDataParallel, nn.Parameter], Tensor]] = {
     "torch.save": lambda _, one: saved(one),
     "all_reduce": lambda _, one: (dist.all_reduce(one.data, dist.ReduceOp.MAX), one.data.clone())[1],
     "state_dict()": lambda model, _: model.state_dict()[f"module.{NAME}"].clone(),
+    "torch.tensor": lambda _, one: torch.tensor(one),
+    "as_subclass()": lambda _, one: one.as_subclass(Tensor).detach().clone(),
+    "nn.Parameter": lambda _, one: nn.Parameter(one).detach().clone(),
+    "torch.func": lambda _, one: torch.func.vmap(lambda row: row * 1.0)(one),
     "another thread": lambda _, one: in_thread(lambda: one.data.clone()),
     "a child process": lambda _, one: in_child(one),
 }
@@ -172,6 +178,7 @@ def reads_await_parameters() -> None:
         assert len(waiting) == every, name
         assert torch.equal(read(model, one), right), name
         assert type(one) is nn.Parameter and len(waiting) < every, name
+    assert type(type(one)(torch.zeros(3))) is nn.Parameter
     # A module that reads another module's parameter, and a forward that ends without all of the parameters.
     model.module.is_sideways = expected.module.is_sideways = True
     train(expected, plain, range(3))
@@ -184,6 +191,21 @@ def reads_await_parameters() -> None:
     assert torch.equal(model(torch.ones(4, 8)), expected(torch.ones(4, 8))) and not waiting
     train(expected, plain, [3])
     train(model, optimizer, [3])
+    model.module.is_direct = expected.module.is_direct = True
+    optimizer._waits._has_forward = False
+    for step in range(2):
+        train(expected, plain, [step])
+        train(model, optimizer, [step])
+        assert differences(values(model), values(expected)) == 0.0
+    assert optimizer._waits._reads_directly
+    # Two models at once, each with its own optimizer.
+    other, its = made(OPTIMIZERS["AdamW"], scope="world")
+    train(other, its, [1])
+    train(model, optimizer, [3])
+    train(expected, plain, [3])
+    assert waiting and its._returning.pending
+    assert torch.equal(torch.tensor(one), right) and its._returning.pending
+    assert torch.equal(other(torch.ones(4, 8)), other(torch.ones(4, 8))) and not its._returning.pending
     found, whole = collected(optimizer), plain.state_dict()
     assert torch.equal(found["state"][0]["exp_avg"], whole["state"][0]["exp_avg"])
     backward(model, 3)  # a step under way when the process ends

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
@@ -13,13 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.hooks import RemovableHandle
 
 from smdp import _world
-from smdp.torch.forward_waits.awaited_parameters import AwaitedParameters
 from smdp.torch.forward_waits.inert_hook import InertHook
 from smdp.torch.forward_waits.pending_watch import PendingWatch, Words
+from smdp.torch.forward_waits.settling import Settling
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +31,6 @@ class ForwardWaits:
     model, those outside all units are. `state_dict()` and `load_state_dict()` finish all parameters first.
     If finishing fails, parts of the model are old and others are new, so every later use raises an error.
 
-    There are two ways to treat other reads of a pending parameter. If its present values may still be read,
-    a read in a forward raises RuntimeError. Otherwise `await_reads()` makes every read finish the parameter
-    first, a forward in eval mode or without gradients finishes all of them, and compiled code runs only when
-    nothing is pending.
-
     Args:
         root: The module that holds the parameters.
         parameters: The parameters, by index.
@@ -46,7 +38,6 @@ class ForwardWaits:
         finish: Gives some of the pending parameters their new values.
         words: For messages.
         units: Modules whose parameters are finished together.
-        awaits_reads: Whether reads finish parameters.
     """
 
     def __init__(
@@ -57,31 +48,14 @@ class ForwardWaits:
         finish: Callable[[list[int]], None],
         words: Words,
         units: Sequence[nn.Module],
-        *,
-        awaits_reads: bool = False,
     ) -> None:
-        self._lock = threading.RLock()  # any thread may read a parameter
         self._parameters = parameters
         self._pending = pending
-        self._finish = finish
-        self._words = words
+        self._settling = Settling(len(parameters), pending, finish, words)
         self._names = {id(parameter): name for name, parameter in root.named_parameters()}
-        self._error: BaseException | None = None  # the error that kept parts from their new values
         # Watches forwards with pending parameters, until one with gradients enabled has succeeded.
-        self._watch = None if awaits_reads else PendingWatch(self.name_of_pending, words)
-        self._awaited = AwaitedParameters(parameters, pending, self.settle) if awaits_reads else None
-        self._handles: list[RemovableHandle] = []
+        self._watch: PendingWatch | None = PendingWatch(self.name_of_pending, words)
         self._hook(root, units)
-
-    def await_reads(self) -> None:
-        """Makes every read of a parameter that is pending now finish it first."""
-        assert self._awaited is not None
-        self._awaited.begin()
-
-    def release(self) -> None:
-        """Ends this for parameters that are not pending any more, after they were finished elsewhere."""
-        if self._awaited is not None:
-            self._awaited.release()
 
     def settle(self, indices: Iterable[int] | None = None) -> None:
         """Gives parameters their new values.
@@ -92,49 +66,13 @@ class ForwardWaits:
         Raises:
             RuntimeError: An earlier error has kept parts of the model from their new values.
         """
-        with self._lock:
-            self._settle(indices)
-
-    def _settle(self, indices: Iterable[int] | None) -> None:
-        if self._error is not None:
-            raise RuntimeError(
-                f"[smdp] {self._words.feature}: an error has left parts of the model without"
-                f" {self._words.missed}. Continue from a checkpoint in a new process. The error was:"
-                f" {self._error}"
-            ) from self._error
-        if not self._pending:
-            return
-        every = range(len(self._parameters)) if indices is None else indices
-        mine = [index for index in every if index in self._pending]
-        if not mine:
-            return
-        try:
-            # The step runs as after backward, regardless of the modes of the surrounding forward.
-            with (
-                torch.inference_mode(False),
-                torch.no_grad(),
-                torch.autocast("cpu", enabled=False),
-                torch._C.DisableTorchFunction(),
-                _disable_current_modes(),
-            ):
-                self._finish(mine)
-                self.release()
-        except BaseException as error:
-            self._error = error
-            raise
+        self._settling.settle(indices)
 
     def settle_before_saving(self, parts: Iterable[nn.Module | Optimizer]) -> None:
         """Makes `state_dict()` and `load_state_dict()` of modules and optimizers settle first."""
         for part in parts:
-            self._handles += [
-                part.register_state_dict_pre_hook(InertHook(self.settle)),
-                part.register_load_state_dict_pre_hook(InertHook(self.settle)),
-            ]
-
-    def remove_hooks(self) -> None:
-        """Ends the waits. The hooks would keep alive what finishes parameters."""
-        for handle in self._handles:
-            handle.remove()
+            part.register_state_dict_pre_hook(InertHook(self.settle))
+            part.register_load_state_dict_pre_hook(InertHook(self.settle))
 
     def name_of_pending(self, tensor: Tensor) -> str | None:
         """Returns the name of a parameter without its new values, and None for any other tensor."""
@@ -148,7 +86,6 @@ class ForwardWaits:
         def indices(module: nn.Module) -> list[int]:
             return [index_of[id(one)] for one in module.parameters() if id(one) in index_of]
 
-        options = {"is_compiled": self._awaited is None}
         chosen = {id(unit) for unit in units}
         taken = {index for unit in units for index in indices(unit)}
         for module in root.modules():  # units, and modules that are called outside them
@@ -157,28 +94,17 @@ class ForwardWaits:
             if holds_units and id(module) not in chosen:
                 mine = [index for index in mine if index not in taken]
             if mine:
-                hook = InertHook(self.settle, mine, **options)
-                self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
-        begin = InertHook(self._begin_forward, root, **options)
-        end = InertHook(self._end_forward, takes_result=True, **options)
-        self._handles += [
-            root.register_forward_pre_hook(begin, prepend=True),
-            root.register_forward_hook(end, always_call=True),
-        ]
-        if self._awaited is None:
-            # Code compiled for a model of the same class would be used again, without these hooks.
-            torch.compiler.reset()
+                module.register_forward_pre_hook(InertHook(self.settle, mine), prepend=True)
+        root.register_forward_pre_hook(InertHook(self._begin_forward), prepend=True)
+        root.register_forward_hook(InertHook(self._end_forward, takes_result=True), always_call=True)
+        # Code compiled for a model of the same class without hooks would be used again, without the hooks.
+        torch.compiler.reset()
 
-    def _begin_forward(self, root: nn.Module) -> None:
+    def _begin_forward(self) -> None:
         if self._watch is not None and self._pending:
             self._watch.open()
-        # Without gradients torch has faster paths, which it does not take for parameters that are awaited.
-        if self._awaited is not None and not (root.training and torch.is_grad_enabled()):
-            self.settle()
 
     def _end_forward(self, result: object) -> None:
-        if self._awaited is not None and result is not None:
-            self.settle()
         if self._watch is not None and self._watch.is_open:
             self._watch.close()
             # The result is None after an error.

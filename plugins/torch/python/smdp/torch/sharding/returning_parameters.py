@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from smdp.torch.data_parallel.averaged_gradients import ParameterGather
-from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units
+from smdp.torch.forward_waits.awaited_parameters import AwaitedParameters
 from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.process_group.profiling import ranged
 from smdp.torch.sharding.shard_layout import ShardLayout
@@ -74,18 +74,8 @@ class ReturningParameters:
             self.receive(tuple(self.pending))
 
 
-def forward_waits(
-    module: nn.Module, parameters: Sequence[Parameter], returning: ReturningParameters
-) -> ForwardWaits:
-    """Makes the forwards of a model, and all other reads of its parameters, wait for returning ones."""
-    waits = ForwardWaits(
-        module,
-        parameters,
-        returning.pending,
-        returning.receive,
-        _WORDS,
-        default_units(module),
-        awaits_reads=True,
-    )
-    waits.settle_before_saving(module.modules())
-    return waits
+def awaited_parameters(
+    model: nn.Module, parameters: Sequence[Parameter], returning: ReturningParameters
+) -> AwaitedParameters:
+    """Makes the forward of a wrapped model, and all other reads, wait for returning parameters."""
+    return AwaitedParameters(model, parameters, returning.pending, returning.receive, _WORDS)

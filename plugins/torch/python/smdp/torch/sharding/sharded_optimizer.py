@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from smdp import _core
 from smdp.torch.data_parallel.averaged_gradients import AveragingModel
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
-from smdp.torch.forward_waits.forward_waits import ForwardWaits, end_at_exit
+from smdp.torch.forward_waits.awaited_parameters import AwaitedParameters
+from smdp.torch.forward_waits.forward_waits import end_at_exit
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
 from smdp.torch.sharding.accepted_arguments import Accepted, accept, check_model, names_of, ways_to_add
@@ -26,7 +27,7 @@ from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.offloaded_state import OffloadedState
 from smdp.torch.sharding.readable_state import ReadableState
-from smdp.torch.sharding.returning_parameters import ReturningParameters, forward_waits
+from smdp.torch.sharding.returning_parameters import ReturningParameters, awaited_parameters
 from smdp.torch.sharding.same_choices import agreed, described
 from smdp.torch.sharding.scope_choice import check_host_scope, choose, demand_of
 from smdp.torch.sharding.shard_layout import Piece, ShardLayout
@@ -176,9 +177,9 @@ class ShardedOptimizer(OptimizerLink):
             self._offloaded = OffloadedState(pool, self.layout, self._state, optimizer)
             self._offloaded.put_all_away()
         self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means, self._offloaded)
-        self._waits: ForwardWaits | None = None
+        self._waits: AwaitedParameters | None = None
         if is_overlapped:
-            self._waits = forward_waits(model.module, hooks.parameters, self._returning)
+            self._waits = awaited_parameters(model, hooks.parameters, self._returning)
         hooks.shards = self
         if isinstance(hooks, GradientHooks):
             self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
@@ -303,7 +304,7 @@ class ShardedOptimizer(OptimizerLink):
             if self._waits is None:
                 self._returning.receive_all()
             else:
-                self._waits.await_reads()
+                self._waits.begin()
         if self._common is not None:
             self._common.trim()
         return loss
