@@ -63,10 +63,10 @@ class ShardedOptimizer(OptimizerLink):
         master_dtype: `torch.float32`: the owners keep 16-bit parameters in 32 bits, and update these masters.
             The gradients and the parameters travel with 16 bits. Other parameters have no masters.
         overlap_forward: Whether `step()` returns while parameters travel back, those of the front layers
-            first. The next forward awaits them, and so does any function of torch that reads them before.
-            Call `settle()` before a C++ extension reads parameters outside of the forward, or if views of
-            them were made earlier. `step()` does not return early in a pipeline, with `share_parameters`, or
-            after the process has compiled code with torch.compile.
+            first. The next forward awaits them, and so does any operation that reads them before. Call
+            `settle()` before a C++ extension or another thread's `torch.func` reads parameters, and if views
+            of them were made earlier. `step()` does not return early in a pipeline, with `share_parameters`,
+            or after the process has compiled code with torch.compile.
         share_parameters: Whether the ranks of a host keep one copy of the parameters, in shared memory.
             Writing to them outside of `step()` changes those of all ranks.
         offload: "disk:/DIRECTORY": this rank's state and masters are in a file on a local disk, except for
