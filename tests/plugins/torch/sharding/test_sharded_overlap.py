@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import multiprocessing
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ import torch
 import torch.distributed as dist
 from sharded_models import OPTIMIZERS, Maker, collected, differences, values
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import SGD, Optimizer
 from torch_spawn import run
 
@@ -28,12 +34,14 @@ class Blocks(nn.Module):
         super().__init__()
         self.stem = nn.Linear(8, width)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3))
-        self.is_sideways = False
+        self.is_sideways = self.is_direct = False
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         if self.is_sideways:
             x = x @ self.get_parameter("blocks.2.0.weight")
+        if self.is_direct:
+            x = x @ torch.func.vmap(lambda row: row * 1.0)(self.get_parameter("blocks.2.0.weight"))
         for block in self.blocks:
             x = x + block(x)
         return x @ self.stem.weight
@@ -109,34 +117,124 @@ def updates_buffers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events == ["end", "whole"]
 
 
-def waits_in_the_forward() -> None:
-    expected, plain = made(OPTIMIZERS["SGD"])
-    train(expected, plain, range(3))
-    model, optimizer = made(OPTIMIZERS["SGD"], overlap_forward=True)
-    train(model, optimizer, range(1))
-    model.module.is_sideways = True
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"'blocks\.2\.0\.weight' is used before its unit's forward"):
-            model(torch.ones(4, 8))
-    model.module.is_sideways = False
-    train(model, optimizer, range(1, 3))
+READS: dict[str, Callable[[DistributedDataParallel, nn.Parameter], Tensor]] = {
+    "an operation": lambda _, one: one * 1.0,
+    "an operation in place": lambda _, one: torch.no_grad()(one.mul_)(1.0).detach().clone(),
+    "an operation on a list": lambda _, one: torch._foreach_neg([torch._foreach_neg([one.detach()])[0]])[0],
+    "torch.ops": lambda _, one: torch.ops.aten.clone.default(one),
+    ".data": lambda _, one: one.data.clone(),
+    "numpy()": lambda _, one: torch.from_numpy(one.detach().numpy().copy()),
+    "tolist()": lambda _, one: torch.tensor(one.tolist()),
+    "untyped_storage()": lambda _, one: torch.tensor([]).set_(one.untyped_storage()).view_as(one).clone(),
+    "copy.deepcopy": lambda _, one: copy.deepcopy(one),
+    "copy.deepcopy of the model": lambda model, _: copy.deepcopy(model.module).get_parameter(NAME),
+    "pickle": lambda _, one: pickle.loads(pickle.dumps(one)),
+    "torch.save": lambda _, one: saved(one),
+    "all_reduce": lambda _, one: (dist.all_reduce(one.data, dist.ReduceOp.MAX), one.data.clone())[1],
+    "state_dict()": lambda model, _: model.state_dict()[f"module.{NAME}"].clone(),
+    "torch.tensor": lambda _, one: torch.tensor(one),
+    "as_subclass()": lambda _, one: one.as_subclass(Tensor).detach().clone(),
+    "nn.Parameter": lambda _, one: nn.Parameter(one).detach().clone(),
+    "torch.func": lambda _, one: torch.func.vmap(lambda row: row * 1.0)(one),
+    "another thread": lambda _, one: in_thread(lambda: one.data.clone()),
+    "a child process": lambda _, one: in_child(one),
+}
+NAME = "blocks.1.0.weight"
+
+
+def saved(one: Tensor) -> Tensor:
+    torch.save(one, file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file)  # type: ignore[no-any-return]
+
+
+def in_thread(read: Callable[[], Tensor]) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(read).result()
+
+
+def in_child(one: Tensor) -> Tensor:
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+    if (child := os.fork()) == 0:
+        queue.put(one.detach().numpy())
+        os._exit(0)
+    found = queue.get()
+    os.waitpid(child, 0)
+    return torch.from_numpy(found)
+
+
+def reads_await_parameters() -> None:
+    expected, plain = made(OPTIMIZERS["AdamW"])
+    model, optimizer = made(OPTIMIZERS["AdamW"], scope="world")
+    one, right = model.module.get_parameter(NAME), expected.module.get_parameter(NAME)
     waiting = optimizer._returning.pending
-    assert len(waiting) == len(list(model.parameters()))
-    state = model.state_dict()
-    assert not waiting
-    assert differences(state.values(), expected.state_dict().values()) == 0.0
-    with torch.no_grad():
-        assert torch.equal(model(torch.ones(4, 8)), expected(torch.ones(4, 8)))
+    for step, (name, read) in enumerate(READS.items()):
+        train(expected, plain, [step])
+        train(model, optimizer, [step])
+        every = len(list(model.parameters()))
+        assert len(waiting) == every, name
+        optimizer.zero_grad()
+        assert one.shape == right.shape and one.requires_grad and one.grad is None and hash(one) == id(one)
+        assert len(waiting) == every, name
+        assert torch.equal(read(model, one), right), name
+        assert type(one) is nn.Parameter and len(waiting) < every, name
+    assert type(type(one)(torch.zeros(3))) is nn.Parameter
+    # A module that reads another module's parameter, and a forward that ends without all of the parameters.
+    model.module.is_sideways = expected.module.is_sideways = True
+    train(expected, plain, range(3))
+    train(model, optimizer, range(3))
+    assert waiting
+    assert torch.equal(
+        model.module.blocks[0](torch.ones(1, 520)), expected.module.blocks[0](torch.ones(1, 520))
+    )
+    assert waiting
+    assert torch.equal(model(torch.ones(4, 8)), expected(torch.ones(4, 8))) and not waiting
+    train(expected, plain, [3])
+    train(model, optimizer, [3])
+    model.module.is_direct = expected.module.is_direct = True
+    optimizer._waits._has_forward = False
+    for step in range(2):
+        train(expected, plain, [step])
+        train(model, optimizer, [step])
+        assert differences(values(model), values(expected)) == 0.0
+    assert optimizer._waits._reads_directly
+    # Two models at once, each with its own optimizer.
+    other, its = made(OPTIMIZERS["AdamW"], scope="world")
+    train(other, its, [1])
+    train(model, optimizer, [3])
+    train(expected, plain, [3])
+    assert waiting and its._returning.pending
+    assert torch.equal(torch.tensor(one), right) and its._returning.pending
+    assert torch.equal(other(torch.ones(4, 8)), other(torch.ones(4, 8))) and not its._returning.pending
     found, whole = collected(optimizer), plain.state_dict()
-    assert torch.equal(found["state"][0]["momentum_buffer"], whole["state"][0]["momentum_buffer"])
+    assert torch.equal(found["state"][0]["exp_avg"], whole["state"][0]["exp_avg"])
     backward(model, 3)  # a step under way when the process ends
+
+
+def compiled_code_has_plain_parameters() -> None:
+    """Graphs stay whole and are not compiled again, and the last step before the first one is awaited."""
+    expected, plain = made(OPTIMIZERS["AdamW"])
+    model, optimizer = made(OPTIMIZERS["AdamW"], scope="world")
+    train(expected, plain, range(2))
+    train(model, optimizer, range(2))
+    assert optimizer._returning.pending
+    counts = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model.module, backend=counts, fullgraph=True)
+    assert differences([compiled(torch.ones(4, 8))], [expected(torch.ones(4, 8))]) < 1e-6
+    assert not optimizer._returning.pending
+    train(expected, plain, range(2))
+    train(model, optimizer, range(2))
+    assert not optimizer._returning.pending
+    assert differences([compiled(torch.ones(4, 8))], [expected(torch.ones(4, 8))]) < 1e-6
+    assert counts.frame_count == 1
 
 
 def overlaps() -> None:
     trains_to_the_same_bits()
     with pytest.MonkeyPatch.context() as patch:
         updates_buffers_as_they_come(patch)
-    waits_in_the_forward()
+    reads_await_parameters()
+    compiled_code_has_plain_parameters()
 
 
 @pytest.mark.parametrize("hosts", [None, [0, 1]])
@@ -182,7 +280,7 @@ def test_an_error_of_one_rank_ends_the_step_of_all() -> None:
 
 
 def dies() -> None:
-    model, optimizer = made(OPTIMIZERS["AdamW"], overlap_forward=True)
+    model, optimizer = made(OPTIMIZERS["AdamW"], scope="world")
     train(model, optimizer, range(3))
     state = collected(optimizer)
     if dist.get_rank() == 0:
@@ -216,7 +314,7 @@ class Dying:
 
 def resumes() -> None:
     saved = torch.load(os.environ["CHECKPOINT"])
-    model, optimizer = made(OPTIMIZERS["AdamW"], overlap_forward=True)
+    model, optimizer = made(OPTIMIZERS["AdamW"], scope="world")
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     expected, plain = made(OPTIMIZERS["AdamW"])

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
 from smdp import _world
 from smdp.torch.forward_waits.inert_hook import InertHook
 from smdp.torch.forward_waits.pending_watch import PendingWatch, Words
+from smdp.torch.forward_waits.settling import Settling
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +51,8 @@ class ForwardWaits:
     ) -> None:
         self._parameters = parameters
         self._pending = pending
-        self._finish = finish
-        self._words = words
+        self._settling = Settling(len(parameters), pending, finish, words)
         self._names = {id(parameter): name for name, parameter in root.named_parameters()}
-        self._error: BaseException | None = None  # the error that kept parts from their new values
         # Watches forwards with pending parameters, until one with gradients enabled has succeeded.
         self._watch: PendingWatch | None = PendingWatch(self.name_of_pending, words)
         self._hook(root, units)
@@ -68,31 +66,7 @@ class ForwardWaits:
         Raises:
             RuntimeError: An earlier error has kept parts of the model from their new values.
         """
-        if self._error is not None:
-            raise RuntimeError(
-                f"[smdp] {self._words.feature}: an error has left parts of the model without"
-                f" {self._words.missed}. Continue from a checkpoint in a new process. The error was:"
-                f" {self._error}"
-            ) from self._error
-        if not self._pending:
-            return
-        every = range(len(self._parameters)) if indices is None else indices
-        mine = [index for index in every if index in self._pending]
-        if not mine:
-            return
-        try:
-            # The step runs as after backward, regardless of the modes of the surrounding forward.
-            with (
-                torch.inference_mode(False),
-                torch.no_grad(),
-                torch.autocast("cpu", enabled=False),
-                torch._C.DisableTorchFunction(),
-                _disable_current_modes(),
-            ):
-                self._finish(mine)
-        except BaseException as error:
-            self._error = error
-            raise
+        self._settling.settle(indices)
 
     def settle_before_saving(self, parts: Iterable[nn.Module | Optimizer]) -> None:
         """Makes `state_dict()` and `load_state_dict()` of modules and optimizers settle first."""

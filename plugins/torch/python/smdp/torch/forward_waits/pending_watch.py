@@ -15,15 +15,15 @@ class Words(NamedTuple):
 
     Attributes:
         feature: Its name.
-        event: What gives a parameter its new values, for example "its step".
         missed: What an error keeps from parts of the model, for example "their last step".
+        event: What gives a parameter its new values, for example "its step".
         cure: What to do if a parameter is used outside the forward of its unit.
     """
 
     feature: str
-    event: str
     missed: str
-    cure: str
+    event: str = ""
+    cure: str = ""
 
 
 class PendingWatch(TorchDispatchMode):

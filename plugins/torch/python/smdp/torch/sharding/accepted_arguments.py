@@ -61,7 +61,6 @@ def accept(
     model: AveragingModel,
     scope: str,
     master_dtype: torch.dtype | None,
-    overlap_forward: bool,
     offload: object = None,
 ) -> Accepted:
     """Checks what a script has passed.
@@ -73,11 +72,6 @@ def accept(
     given = [one for group in optimizer.param_groups for one in group["params"]]
     hooks = model.averaged_gradients("ShardedOptimizer", given)
     _check_gradients(hooks)
-    if overlap_forward and not isinstance(hooks, GradientHooks):
-        raise ValueError(
-            "[smdp] ShardedOptimizer: overlap_forward=True needs a model wrapped in"
-            " smdp.torch.DistributedDataParallel. Leave it out with smdp.torch.pipeline()."
-        )
     if not given and isinstance(hooks, GradientHooks):  # other stages of a pipeline may have some
         raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
     check_known(given, hooks, names_of(model))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
+from torch import nn
 from torch.nn import Parameter
 
 from smdp.torch.data_parallel.averaged_gradients import ParameterGather
+from smdp.torch.forward_waits.awaited_parameters import AwaitedParameters
+from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.process_group.profiling import ranged
 from smdp.torch.sharding.shard_layout import ShardLayout
 from smdp.torch.sharding.write_watch import WriteWatch
+
+_WORDS = Words(feature="ShardedOptimizer", missed="their new values")
 
 
 class ReturningParameters:
@@ -30,7 +35,7 @@ class ReturningParameters:
         self,
         layout: ShardLayout,
         parameters: Sequence[Parameter],
-        updated: Container[int],
+        updated: Collection[int],
         watch: WriteWatch | None,
     ) -> None:
         self._layout = layout
@@ -44,6 +49,8 @@ class ReturningParameters:
         """Takes a gather of which this rank has sent all its parts."""
         self._gather = gather
         self.pending.update(range(len(self._parameters)))
+        # A graph that was recorded before must not be used any more.
+        torch.autograd.graph.increment_version([self._parameters[index] for index in self._updated])
 
     def receive(self, indices: Iterable[int]) -> None:
         """Waits until these parameters have arrived, and all others of their fusion buffers."""
@@ -55,9 +62,6 @@ class ReturningParameters:
                     continue
                 self._gather.wait_for(number)
                 self.pending.difference_update(members)
-                # A graph that was recorded before must not be used any more.
-                changed = [self._parameters[index] for index in members if index in self._updated]
-                torch.autograd.graph.increment_version(changed)
                 if self._watch is not None:
                     self._watch.accept(members)
             if not self.pending:
@@ -68,3 +72,10 @@ class ReturningParameters:
         """Waits until all parameters have arrived."""
         if self.pending:
             self.receive(tuple(self.pending))
+
+
+def awaited_parameters(
+    model: nn.Module, parameters: Sequence[Parameter], returning: ReturningParameters
+) -> AwaitedParameters:
+    """Makes the forward of a wrapped model, and all other reads, wait for returning parameters."""
+    return AwaitedParameters(model, parameters, returning.pending, returning.receive, _WORDS)

@@ -96,8 +96,10 @@ class ShardedGradient(Tensor):
         own = sum(piece.numel() for piece in self._pieces)
         return f"ShardedGradient({tuple(self.shape)}, {self.dtype}, {own} values on this rank)"
 
-    def untyped_storage(self) -> NoReturn:
+    def untyped_storage(self) -> torch.UntypedStorage:
         """Refuses access to the memory of the whole gradient, which this rank does not have."""
+        if torch.compiler.is_compiling():  # torch describes the gradients of parameters, and reads no values
+            return super().untyped_storage()
         raise _refused("untyped_storage()", self.shape)
 
     def share_memory_(self) -> NoReturn:

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from smdp import _core
 from smdp.torch.data_parallel.averaged_gradients import AveragingModel
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
-from smdp.torch.forward_waits.forward_waits import ForwardWaits, default_units, end_at_exit
-from smdp.torch.forward_waits.pending_watch import Words
+from smdp.torch.forward_waits.awaited_parameters import AwaitedParameters
+from smdp.torch.forward_waits.forward_waits import end_at_exit
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
 from smdp.torch.sharding.accepted_arguments import Accepted, accept, check_model, names_of, ways_to_add
@@ -27,7 +27,7 @@ from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.offloaded_state import OffloadedState
 from smdp.torch.sharding.readable_state import ReadableState
-from smdp.torch.sharding.returning_parameters import ReturningParameters
+from smdp.torch.sharding.returning_parameters import ReturningParameters, awaited_parameters
 from smdp.torch.sharding.same_choices import agreed, described
 from smdp.torch.sharding.scope_choice import check_host_scope, choose, demand_of
 from smdp.torch.sharding.shard_layout import Piece, ShardLayout
@@ -36,13 +36,6 @@ from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
 from smdp.torch.sharding.write_watch import WriteWatch
-
-_WORDS = Words(
-    feature="ShardedOptimizer",
-    event="it has arrived from the rank that updates it",
-    missed="their new values",
-    cure="Wrap the optimizer without overlap_forward=True.",
-)
 
 
 class ShardedOptimizer(OptimizerLink):
@@ -69,10 +62,11 @@ class ShardedOptimizer(OptimizerLink):
             memory.
         master_dtype: `torch.float32`: the owners keep 16-bit parameters in 32 bits, and update these masters.
             The gradients and the parameters travel with 16 bits. Other parameters have no masters.
-        overlap_forward: Whether `step()` returns while parameters travel back. They are awaited by the next
-            forward, those of the front layers first, and by `state_dict()` of the model. Call `settle()`
-            before anything else reads parameters between `step()` and the next forward. The parameters of
-            each element of the model's ModuleLists and Sequentials may be used only in its own forward.
+        overlap_forward: Whether `step()` returns while parameters travel back, those of the front layers
+            first. The next forward awaits them, and so does any operation that reads them before. Call
+            `settle()` before a C++ extension or another thread's `torch.func` reads parameters, and if views
+            of them were made earlier. `step()` does not return early in a pipeline, with `share_parameters`,
+            or after the process has compiled code with torch.compile.
         share_parameters: Whether the ranks of a host keep one copy of the parameters, in shared memory.
             Writing to them outside of `step()` changes those of all ranks.
         offload: "disk:/DIRECTORY": this rank's state and masters are in a file on a local disk, except for
@@ -106,7 +100,7 @@ class ShardedOptimizer(OptimizerLink):
         *,
         master_dtype: torch.dtype | None = None,
         share_parameters: bool = False,
-        overlap_forward: bool = False,
+        overlap_forward: bool = True,
         offload: str | None = None,
     ) -> None:
         check_model(model)
@@ -121,7 +115,7 @@ class ShardedOptimizer(OptimizerLink):
         hooks, given, ways, _ = accepted = agreed(
             group,
             "ShardedOptimizer",
-            lambda: accept(optimizer, model, scope, master_dtype, overlap_forward, offload),
+            lambda: accept(optimizer, model, scope, master_dtype, offload),
             lambda found: options + described(optimizer, optimizer.param_groups, found.hooks),
         )
         super().__init__(optimizer)
@@ -133,10 +127,11 @@ class ShardedOptimizer(OptimizerLink):
             names = [one.name for one in hooks.registered]
             self._common = HostParameters(group, hooks.parameters, names)
         unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
+        is_overlapped = overlap_forward and unsharded is not None and not share_parameters
         self._masters = MasterParameters(master_dtype)
         self.keeps_masters = master_dtype is not None
         if scope == "auto":
-            demand = demand_of(given, ways.keys, self._masters, is_overlapped=overlap_forward)
+            demand = demand_of(given, ways.keys, self._masters, is_overlapped=is_overlapped)
             scope = choose(demand, group, unsharded)
         elif scope == "host":
             check_host_scope(group.core.hosts)
@@ -145,7 +140,7 @@ class ShardedOptimizer(OptimizerLink):
         self._uncut = frozenset(self._index[id(one)] for one in uncut)
         self._reducer = hooks.shard(scope, self._uncut)
         try:
-            self._take_over(model, optimizer, accepted, unsharded, scope, overlap_forward=overlap_forward)
+            self._take_over(model, optimizer, accepted, unsharded, scope, is_overlapped=is_overlapped)
         except BaseException as error:  # nothing else would take the means of this reducer
             self._reducer.abort(f"a ShardedOptimizer could not be created: {error}")
             raise
@@ -158,7 +153,7 @@ class ShardedOptimizer(OptimizerLink):
         unsharded: _core.GradientReducer | None,
         scope: str,
         *,
-        overlap_forward: bool,
+        is_overlapped: bool,
     ) -> None:
         """Moves parameters and state to where they are updated, and the means to their owners."""
         hooks, given, ways, pool = accepted
@@ -182,18 +177,9 @@ class ShardedOptimizer(OptimizerLink):
             self._offloaded = OffloadedState(pool, self.layout, self._state, optimizer)
             self._offloaded.put_all_away()
         self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means, self._offloaded)
-        self._waits: ForwardWaits | None = None
-        if overlap_forward:
-            module = model.module
-            self._waits = ForwardWaits(
-                module,
-                hooks.parameters,
-                self._returning.pending,
-                self._returning.receive,
-                _WORDS,
-                default_units(module),
-            )
-            self._waits.settle_before_saving(module.modules())
+        self._waits: AwaitedParameters | None = None
+        if is_overlapped:
+            self._waits = awaited_parameters(model, hooks.parameters, self._returning)
         hooks.shards = self
         if isinstance(hooks, GradientHooks):
             self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
@@ -207,6 +193,8 @@ class ShardedOptimizer(OptimizerLink):
         if returning is None:
             return
         with contextlib.suppress(Exception):
+            if self._waits is not None:
+                self._waits.remove_hooks()
             if not self._means.is_over or returning.pending:
                 if completion.is_current_thread():  # waiting here could block the thread that ends it
                     self._reducer.abort("a ShardedOptimizer was collected in the middle of a step")
@@ -228,8 +216,7 @@ class ShardedOptimizer(OptimizerLink):
     def settle(self) -> None:
         """Waits until all gradients of the last backward and all parameters of the last step have arrived.
 
-        Call it before code other than the model's forward and `state_dict()` reads parameters after `step()`,
-        if `overlap_forward` is on. Without `overlap_forward` it has nothing to wait for after `step()`.
+        Functions of torch that read parameters wait by themselves; see `overlap_forward`.
 
         Raises:
             RuntimeError: An earlier error has left parts of the model without their new values.
@@ -241,6 +228,8 @@ class ShardedOptimizer(OptimizerLink):
         """Waits until nothing is under way, without a look at earlier errors."""
         self._means.end()
         self._returning.receive_all()
+        if self._waits is not None:
+            self._waits.release()
 
     def owned(self) -> dict[str, list[tuple[Piece, Parameter]]]:
         """Returns this rank's pieces of the optimizer's parameters by name, and where they are.
@@ -314,6 +303,8 @@ class ShardedOptimizer(OptimizerLink):
             self._returning.expect(self._update.run(scale))
             if self._waits is None:
                 self._returning.receive_all()
+            else:
+                self._waits.begin()
         if self._common is not None:
             self._common.trim()
         return loss
