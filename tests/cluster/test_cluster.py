@@ -45,6 +45,9 @@ for count in (1, 1000, 2_000_000):
     assert (g.all_reduce(np.full(count, g.rank + 1.0)) == 10).all()
     assert (g.all_gather(np.full(count, g.rank))[2] == 2).all()
     assert (g.broadcast(np.full(count, g.rank), 3) == 3).all()
+# Parts of one host, and of one rank of each: rank 0 is in the first ones only.
+for color, ranks in ((g.rank // 2, g.hosts[g.rank // 2]), (g.rank % 2, [g.rank % 2, g.rank % 2 + 2])):
+    assert g.split(color).all_gather(np.full(1, g.rank)).ravel().tolist() == ranks
 """)
     with Cluster(2) as cluster:
         for process in job(cluster, [0, 0, 1, 1], script):

@@ -62,9 +62,9 @@ dist.destroy_process_group()
 
 
 def torchrun(
-    cluster: Cluster, ranks_per_host: int, script: Path, *arguments: str
+    cluster: Cluster, ranks_per_host: int, script: Path, *arguments: str, **variables: str
 ) -> list[subprocess.Popen[Any]]:
-    """Start a launcher on every host."""
+    """Start a launcher on every host, with these environment variables."""
     return [
         cluster.start(
             host,
@@ -73,7 +73,7 @@ def torchrun(
                 *(f"--nproc-per-node={ranks_per_host}", f"--node-rank={host}", "--master-port=29400"),
                 *(f"--master-addr={cluster.address(0)}", str(script), *arguments),
             ],
-            {"OMP_NUM_THREADS": "1"},
+            {"OMP_NUM_THREADS": "1", **variables},
         )
         for host in range(cluster.hosts)
     ]

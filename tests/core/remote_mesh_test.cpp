@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "rendezvous/bootstrap.h"
+#include "rendezvous/roster.h"
 #include "smdp/error.h"
 #include "transport/tcp/socket.h"
 
@@ -108,6 +109,19 @@ TEST(RemoteMesh, AnInterruptionEndsTheWaitForARank) {
   options.interrupted = [start] { return steady_clock::now() - start > milliseconds(300); };
   EXPECT_THROW(pair.connect(0, options), ClosedError);
   EXPECT_LT(steady_clock::now() - start, seconds(3));
+}
+
+// All ranks know the address of the world's rank 0. The first rank of a part is elsewhere.
+TEST(RemoteMesh, TheFirstRankOfAPartDoesNotListenOnTheMastersAddress) {
+  GroupOptions options;
+  options.master_addr = "192.0.2.1";  // on no host
+  std::vector<Record> others(1);
+  others[0].master_seen = options.master_addr;
+  EXPECT_EQ(addresses_of_master({}, others, options), std::vector<std::string>{"192.0.2.1"});
+  options.world_rank = 2;
+  const std::vector<std::string> addresses = addresses_of_master({}, others, options);
+  EXPECT_EQ(addresses, own_addresses(options));
+  for (const std::string& address : addresses) EXPECT_GE(listen_on(address, 0).get(), 0);
 }
 
 }  // namespace

@@ -185,6 +185,8 @@ std::vector<std::string> addresses_of_master(const Record& own, const std::vecto
     address = other.master_seen;
     if (other.host_key != own.host_key) break;
   }
+  // A group without the world's rank 0 may have its own rank 0 on another host than the master's.
+  if (options.world_rank > 0 && route_to(address) != address) return own_addresses(options);
   return {address};
 }
 

@@ -72,6 +72,7 @@ MNIST = [
         ("torchrun", *MNIST[1]),
         *(slow("smdp run", *each) for each in MNIST),
         *(slow(each, *MNIST[0]) for each in LAUNCHERS),
+        *(slow(each, *MNIST[1]) for each in LAUNCHERS[1:]),
         *(slow(each, *MNIST[3]) for each in LAUNCHERS),
     ],
 )
@@ -134,7 +135,9 @@ def test_gpt(ranks: int, words: list[str], more: dict[str, Any], tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize(("ranks", "more"), [(2, PIPELINE), (2, TENSOR), (4, BOTH)])
+@pytest.mark.parametrize(
+    ("ranks", "more"), [(2, PIPELINE), (2, TENSOR), (2, {**SHARDED, "grad_clip": 10**6}), (4, BOTH)]
+)
 def test_gpt_by_other_launchers(launcher: str, ranks: int, more: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     check_losses(gpt(launcher, ranks, **more), GPT)
@@ -170,6 +173,9 @@ def test_gpt_resumes(ranks: int, more: dict[str, Any], tolerance: float, tmp_pat
     [
         ("mpirun", BERT, 2, {"partitions": 2, "optimize": "speed"}),
         slow("torchrun", T5, 2, {"partitions": 2, "active_microbatches": 1}),
+        slow("smdp run", T5, 2, {"partitions": 2}),
+        *(slow(each, T5, 2, {"partitions": 2, "active_microbatches": 1}) for each in LAUNCHERS[1:]),
+        *(slow(each, BERT, 2, {"partitions": 2}) for each in ("smdp run", "torchrun")),
         slow("smdp run", BERT, 2, {"tensor_parallel_degree": 2}),
         slow("smdp run", BERT, 4, {"partitions": 2, "placement_strategy": "spread"}),
         slow("smdp run", BERT, 4, {"partitions": 2, "tensor_parallel_degree": 2}),

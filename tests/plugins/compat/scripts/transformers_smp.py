@@ -50,6 +50,11 @@ def right(prediction):
 
 trainer = Trainer(model, args, train_dataset=rows, eval_dataset=rows[:24], compute_metrics=right)
 trainer.train(resume_from_checkpoint=len(sys.argv) > 5)
+if is_sagemaker_mp_enabled():
+    local = list(trainer.model_wrapped.local_parameters())
+    assert {each.dtype for each in local} == {torch.float16 if smp.state.cfg.fp16 else torch.float32}
+    whole = sum(each.numel() for each in GPT2LMHeadModel(GPT2Config(**shape)).parameters())
+    assert sum(each.numel() for each in local) < whole  # some of the layers, or a slice of each
 losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
 metrics = [entry for entry in trainer.state.log_history if "eval_right" in entry][-1]
 if trainer.is_world_process_zero():

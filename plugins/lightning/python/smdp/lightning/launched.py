@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.fabric.plugins.environments import (
     ClusterEnvironment,
+    LightningEnvironment,
     LSFEnvironment,
     MPIEnvironment,
     SLURMEnvironment,
@@ -17,6 +18,7 @@ from smdp import environments
 from smdp._shown import counted
 from smdp.environments.open_mpi import OpenMpi
 from smdp.environments.pmi import Mpich, Mvapich
+from smdp.environments.single import SingleProcess
 from smdp.environments.slurm import Slurm
 from smdp.environments.torch_port import torch_port
 from smdp.environments.torchrun import Torchrun
@@ -122,13 +124,20 @@ def check_devices(launch: environments.Launch, num_devices: int, num_nodes: int)
         )
 
 
-def launched(found: ClusterEnvironment) -> ClusterEnvironment:
+def launched(found: ClusterEnvironment, num_processes: int) -> ClusterEnvironment:
     """Returns the environment to use: Lightning's, or smdp's if smdp detects a different launcher.
 
     For example, a SLURM batch shell has the variables of a task and passes them on to `smdp run` and mpirun.
     All ranks must choose the same class, because each class has its own port, so the choice does not depend
     on this process's rank. A class that is not Lightning's was chosen by the user and is kept.
+
+    Args:
+        found: The environment that Lightning has found.
+        num_processes: The number of processes of the Trainer, on all hosts.
     """
+    starts_ranks = isinstance(found, LightningEnvironment) and num_processes > 1
+    if starts_ranks and environments.find() is SingleProcess:
+        return found  # detect() would warn that WORLD_SIZE, which Lightning sets, comes without RANK
     if not type(found).__module__.startswith(_LIGHTNINGS) or not LaunchedEnvironment.detect():
         return found
     if isinstance(found, _SAME.get(environments.find(), ())):

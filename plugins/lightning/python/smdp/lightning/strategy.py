@@ -155,7 +155,7 @@ class SmdpStrategy(DDPStrategy):
         """Sets the ranks of DDPStrategy from the launcher that smdp detects."""
         # Lightning calls this before it starts processes, which it must not do under a launcher.
         if self.cluster_environment is not None:
-            self.cluster_environment = launched(self.cluster_environment)
+            self.cluster_environment = launched(self.cluster_environment, self.num_processes * self.num_nodes)
         super().set_world_ranks()
 
     def setup_environment(self) -> None:
