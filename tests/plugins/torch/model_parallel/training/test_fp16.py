@@ -82,8 +82,29 @@ def trajectory(**keys: Any) -> Trained:
     job.optimizer.loss_scale = 2.0**10
     norms.append(job.train(STEPS[4]))
     assert not job.optimizer.overflow and job.optimizer.loss_scale == 2.0**10
+    check_full_file(job)
     job.end()
     return norms, found
+
+
+def check_full_file(job: Job) -> None:
+    """A full checkpoint has the masters of all slices and stages; with sharded state, the parameters."""
+    folder = Path(os.environ["SMDP_TEST_FOLDER"])
+    is_sharded = smp.state.cfg.shard_optimizer_state and smp.rdp_size() > 1
+    whole, state = job.model.state_dict(), job.optimizer.state_dict()["state"] if not is_sharded else {}
+    if smp.rdp_rank() == 0:
+        smp.save_checkpoint(folder, "full", False, job.model)
+    if smp.rank() > 0:
+        return
+    saved = torch.load(folder / "full")
+    assert saved.keys() == whole.keys()
+    assert all(torch.equal(saved[name].half(), each) for name, each in whole.items())
+    names = [name for name, _ in Language(4).named_parameters()]
+    for number, name in enumerate(names):
+        if is_sharded:
+            assert saved[name].dtype is torch.float16
+        else:
+            assert saved[name].dtype is torch.float32 and torch.equal(saved[name], state[number]["master"])
 
 
 def layouts() -> None:
@@ -111,8 +132,8 @@ def layouts() -> None:
             expected = norms, weights
 
 
-def test_layouts_agree() -> None:
-    run(layouts, 4)
+def test_layouts_agree(tmp_path: Path) -> None:
+    run(layouts, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
 
 
 def names() -> None:

@@ -53,7 +53,7 @@ def save_checkpoint(
             ranks.
         tag: Name of the checkpoint, the same on all ranks.
         partial: True: one file per rank, to resume training. False: the whole model in one file, without the
-            optimizer.
+            optimizer. With `fp16`, the file has the fp32 masters of parameters if their state is not sharded.
         model: The smp.DistributedModel. None: the model is not saved.
         optimizer: The smp.DistributedOptimizer. None: the optimizer is not saved.
         user_content: Any object that can be pickled; only that of mp_rank() 0 is saved.

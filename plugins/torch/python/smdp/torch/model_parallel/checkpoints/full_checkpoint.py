@@ -17,6 +17,7 @@ from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_targe
 from smdp.torch.model_parallel.job.objects import pack
 from smdp.torch.model_parallel.job.ranks import mp_rank, rank
 from smdp.torch.model_parallel.job.state import state
+from smdp.torch.model_parallel.training.merged_masters import merged_masters, with_masters
 
 # The tag with which transformers resumes, although it writes safetensors.
 _TRANSFORMERS_TAG = "pytorch_model.bin"
@@ -24,6 +25,8 @@ _TRANSFORMERS_TAG = "pytorch_model.bin"
 
 def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: bool) -> None:
     """Saves the model and the user content on this replica's first rank. All of its ranks must call this.
+
+    With `fp16`, masters are saved in place of parameters, unless the optimizer's state is sharded.
 
     Raises:
         ValueError: The user content cannot be pickled.
@@ -40,6 +43,9 @@ def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: 
 
     on_every_rank(prepare, group)
     whole = None if model is None else model.state_dict(gather_to_rank0=True)
+    masters = {} if model is None else merged_masters()
+    if whole:
+        whole = with_masters(whole, masters)
 
     def write() -> None:
         if not is_writer:
