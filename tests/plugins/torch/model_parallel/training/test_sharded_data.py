@@ -184,9 +184,23 @@ def with_slices() -> None:
             if degree == 2 and is_prescaled:
                 folder = Path(os.environ["SMDP_TEST_FOLDER"])
                 smp.save_checkpoint(folder, "slices", True, job.model, job.optimizer)
-                with pytest.raises(ValueError, match=r"2 slices of the model.*partial=False"):
-                    read_whole(folder, tag="slices")
+                check_joined(folder, whole(job))
             job.end()
+
+
+def check_joined(folder: Path, expected: dict[str, Tensor]) -> None:
+    """The whole model is read from the shards of slices, without a job, if all files are there."""
+    found = read_whole(folder, tag="slices")
+    assert found.keys() == expected.keys() - {"head.weight"}
+    assert all(torch.equal(each, expected[name]) for name, each in found.items())
+    smp.barrier()
+    if smp.rank() == 0:
+        (folder / "slices_partial" / "optimizer_1_0.pt").unlink()
+        with pytest.raises(ValueError, match=r"2 shards, but 1 files"):
+            read_whole(folder, tag="slices")
+        (folder / "slices_partial" / "optimizer_1_1.pt").unlink()
+        with pytest.raises(ValueError, match=r"the shards of 1 slices.*tensor_parallel_degree = 2; copy"):
+            read_whole(folder, tag="slices")
 
 
 def norm_outside_of_steps(**keys: Any) -> float:

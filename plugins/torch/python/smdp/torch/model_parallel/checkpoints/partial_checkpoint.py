@@ -26,7 +26,7 @@ from smdp.torch.sharding.master_parameters import MASTER
 _SUFFIX = "_partial"
 _USER_CONTENT = "user_content.pt"
 # The partition and the contents of the checkpoint. This file is written last.
-_DECISION = "partition_decision.pt"
+DECISION = "partition_decision.pt"
 _CONTENT = "user_content"  # the key of a user content that is not a dict, with sharded parameters
 _STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 
@@ -56,7 +56,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
         folder.mkdir(parents=True, exist_ok=True)
         if is_first_on_host():
             # Marks an existing checkpoint with this tag as incomplete.
-            (folder / _DECISION).unlink(missing_ok=True)
+            (folder / DECISION).unlink(missing_ok=True)
         if rank() > 0:
             return None
         given = user_content if own is None else _with_shapes(user_content, own)
@@ -98,9 +98,10 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 "shards": state.running.mesh.replicas if has_shards else 0,
                 "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
                 "parameters": None if own is None else own.names,
+                "slices": {} if own is None else own.slices,
                 "has_content": True if own is None else isinstance(user_content, dict),
             }
-            with replacing(folder / _DECISION) as file:
+            with replacing(folder / DECISION) as file:
                 torch.save(decision, file)
 
     on_every_rank(finish, group)
@@ -279,11 +280,11 @@ def check_target(source: Path, name: str) -> None:
 
 
 def _read_decision(folder: Path) -> dict[str, Any]:
-    path = folder / _DECISION
+    path = folder / DECISION
     if not path.is_file():
         others = sorted(each.name.removesuffix(_SUFFIX) for each in folder.parent.glob(f"*{_SUFFIX}"))
         raise ValueError(
-            f"[smdp] {folder} contains no complete partial checkpoint, because {_DECISION}, which is written"
+            f"[smdp] {folder} contains no complete partial checkpoint, because {DECISION}, which is written"
             f" last, is missing; partial checkpoints in {folder.parent}: {', '.join(others) or 'none'}"
         )
     decision: dict[str, Any] = read_part(path)
