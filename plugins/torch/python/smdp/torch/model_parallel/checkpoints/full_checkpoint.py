@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from smdp.torch.checkpoints.safetensors_files import read_safetensors
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.model_parallel.checkpoints.checkpoint_files import replacing
-from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_target, read_user_content
+from smdp.torch.model_parallel.checkpoints.checkpoint_files import read_user_content, replacing
+from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_target
 from smdp.torch.model_parallel.job.objects import pack
 from smdp.torch.model_parallel.job.ranks import mp_rank, rank
 from smdp.torch.model_parallel.job.state import state
@@ -75,7 +75,7 @@ def load(root: Path, tag: str, *, strict: bool, translate: Callable[..., Mapping
     def read() -> None:
         check_target(root / tag, "model")
         whole = _read(root, tag)
-        found["model"] = _with_tied_names(_named_as_here(whole) if translate is None else translate(whole))
+        found["model"] = with_tied_names(_named_as_here(whole) if translate is None else translate(whole))
         content = root / f"user_content_{tag}"
         found["user_content"] = read_user_content(content if content.is_file() else root / "user_content.pt")
 
@@ -124,7 +124,7 @@ def _named_as_here(whole: Mapping[str, Any]) -> Mapping[str, Any]:
     return whole
 
 
-def _with_tied_names(whole: Mapping[str, Any]) -> dict[str, Any]:
+def with_tied_names(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a state dict with all names of tied weights, of which safetensors keeps one."""
     found = dict(whole)
     module: nn.Module = state.model.get_module()

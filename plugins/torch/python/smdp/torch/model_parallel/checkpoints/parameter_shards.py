@@ -24,6 +24,8 @@ from smdp.torch.model_parallel.job.ranks import tp_rank, tp_size
 from smdp.torch.precision.mixed_precision import STATE
 
 PREFIX = "module."
+# The key in a file of the optimizer that smdp has written, and that a decision completes.
+MARK = "smdp"
 _FLAT = "fp32_flat_groups"
 _STATE = "base_optimizer_state"
 
@@ -73,6 +75,7 @@ class SavedShard:
         buffers = {name: module.state_dict()[name] for name in self.buffer_names}
         self.model = {"module": {**buffers, **frozen}}
         self.optimizer = {
+            MARK: True,
             "partition_count": self._count,
             _FLAT: [self._flat(group["params"]).float() for group in groups],
         }
@@ -134,7 +137,8 @@ class ShardFiles:
     def __init__(
         self, files: Sequence[Mapping[str, Any]], names: Sequence[Sequence[tuple[str, Any]]]
     ) -> None:
-        count = files[0]["partition_count"]
+        given = files[0]["partition_count"]
+        count = max(given) if isinstance(given, list) else given  # Amazon's may have one for each group
         if count != len(files):
             raise ValueError(
                 f"[smdp] the checkpoint has {count} shards, but {len(files)} files optimizer_*.pt. Use the"
