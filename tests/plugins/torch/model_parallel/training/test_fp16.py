@@ -242,6 +242,8 @@ def checkpoints() -> None:
             job.end()
         names = {path.name.partition("_s")[0] for path in (root / "three_partial").glob("fp16*")}
         assert names == {"fp16"}
+        if os.environ["RANK"] == "0":
+            check_fp16_states(root / "three_partial" / "fp16_states_0_0_0.pt", SMP_STATES)
         job = Job(**keys)
         smp.resume_from_checkpoint(root, "three", load_sharded_optimizer_state=False)
         job.gradients(STEPS[3])
@@ -249,6 +251,29 @@ def checkpoints() -> None:
         job.end()
         if os.environ["RANK"] == "0":
             torch.save((whole, state), root / "whole.pt")
+
+
+SMP_STATES = {
+    "loss_scaler",
+    "dynamic_loss_scale",
+    "overflow",
+    "first_closure_call_this_step",
+    "optimizer_state_dict",
+    "fp32_from_fp16",
+}
+
+
+def check_fp16_states(path: Path, keys: set[str]) -> None:
+    """The file has SMP's keys, and torch's optimizer of the masters loads its state."""
+    found = torch.load(path, weights_only=False)
+    assert found.keys() == keys and found["dynamic_loss_scale"] and not found["overflow"]
+    masters = {index: nn.Parameter(each) for index, each in found["fp32_from_fp16"].items()}
+    groups = found["optimizer_state_dict"]["param_groups"]
+    plain = torch.optim.SGD([{"params": [masters[n] for n in group["params"]]} for group in groups])
+    plain.load_state_dict(found["optimizer_state_dict"])
+    assert plain.param_groups[0]["momentum"] == 0.9
+    assert all(each["momentum_buffer"].shape == one.shape for one, each in plain.state.items())
+    assert len(plain.state) == len(masters) > 0
 
 
 def resume_alone() -> None:
