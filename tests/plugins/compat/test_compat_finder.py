@@ -278,7 +278,8 @@ def test_installed_horovod_is_taken(tmp_path: Path) -> None:
 
 def test_what_is_not_there_says_so() -> None:
     done = python("import smdistributed.modelparallel.tensorflow as smp", SMDP_COMPAT="1")
-    assert "is not supported yet" in done.stderr
+    assert "by PyTorch's modules and autograd" in done.stderr
+    assert "Train with data parallelism, by smdp.tensorflow" in done.stderr
     done = python(
         "import smdistributed.modelparallel as m; assert m.__version__ == '1.15.0'", SMDP_COMPAT="1"
     )

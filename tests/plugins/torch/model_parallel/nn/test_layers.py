@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -135,6 +136,30 @@ def four_ranks() -> None:
 
 def one_rank() -> None:
     every_layer(1)
+    smp.init({"ddp": True, "fp16_params": True})
+    for lowest in (-math.inf, LOWEST, torch.finfo(torch.float16).min):
+        masked_samples(lowest)
+    smp.shutdown()
+
+
+def masked_samples(lowest: float) -> None:
+    """A sample whose tokens are all masked gives finite values in fp16, with dropout and without."""
+    for probability in (0.0, 0.1):
+        torch.manual_seed(1)
+        dropped = {"attention_dropout_prob": probability, "hidden_dropout_prob": probability}
+        layer = smp.nn.DistributedAttentionLayer(**HEADS, **dropped, causal_mask_size=9)
+        with torch.no_grad():  # scores far below 0, which add to the mask
+            layer.key.weight.copy_(-layer.query.weight.mul_(30.0))
+            layer.key.bias.copy_(-layer.query.bias)
+        model = smp.DistributedModel(Called(layer, 2))
+        assert all(each.dtype is torch.float16 for each in model.parameters())
+        hidden, mask = torch.randn(SAMPLES, LENGTH, 8), torch.zeros(SAMPLES, 1, 1, LENGTH)
+        mask[0] = lowest
+        found = model(hidden, mask)
+        found.square().mean().backward()
+        assert found.isfinite().all(), (lowest, probability)
+        assert all(each.grad.isfinite().all() for each in model.parameters()), (lowest, probability)
+        smp.state.model = None
 
 
 def test_two_ranks() -> None:

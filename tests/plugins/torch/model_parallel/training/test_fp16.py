@@ -82,8 +82,29 @@ def trajectory(**keys: Any) -> Trained:
     job.optimizer.loss_scale = 2.0**10
     norms.append(job.train(STEPS[4]))
     assert not job.optimizer.overflow and job.optimizer.loss_scale == 2.0**10
+    check_full_file(job)
     job.end()
     return norms, found
+
+
+def check_full_file(job: Job) -> None:
+    """A full checkpoint has the masters of all slices and stages; with sharded state, the parameters."""
+    folder = Path(os.environ["SMDP_TEST_FOLDER"])
+    is_sharded = smp.state.cfg.shard_optimizer_state and smp.rdp_size() > 1
+    whole, state = job.model.state_dict(), job.optimizer.state_dict()["state"] if not is_sharded else {}
+    if smp.rdp_rank() == 0:
+        smp.save_checkpoint(folder, "full", False, job.model)
+    if smp.rank() > 0:
+        return
+    saved = torch.load(folder / "full")
+    assert saved.keys() == whole.keys()
+    assert all(torch.equal(saved[name].half(), each) for name, each in whole.items())
+    names = [name for name, _ in Language(4).named_parameters()]
+    for number, name in enumerate(names):
+        if is_sharded:
+            assert saved[name].dtype is torch.float16
+        else:
+            assert saved[name].dtype is torch.float32 and torch.equal(saved[name], state[number]["master"])
 
 
 def layouts() -> None:
@@ -111,8 +132,8 @@ def layouts() -> None:
             expected = norms, weights
 
 
-def test_layouts_agree() -> None:
-    run(layouts, 4)
+def test_layouts_agree(tmp_path: Path) -> None:
+    run(layouts, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
 
 
 def names() -> None:
@@ -221,6 +242,8 @@ def checkpoints() -> None:
             job.end()
         names = {path.name.partition("_s")[0] for path in (root / "three_partial").glob("fp16*")}
         assert names == {"fp16"}
+        if os.environ["RANK"] == "0":
+            check_fp16_states(root / "three_partial" / "fp16_states_0_0_0.pt", SMP_STATES)
         job = Job(**keys)
         smp.resume_from_checkpoint(root, "three", load_sharded_optimizer_state=False)
         job.gradients(STEPS[3])
@@ -228,6 +251,29 @@ def checkpoints() -> None:
         job.end()
         if os.environ["RANK"] == "0":
             torch.save((whole, state), root / "whole.pt")
+
+
+SMP_STATES = {
+    "loss_scaler",
+    "dynamic_loss_scale",
+    "overflow",
+    "first_closure_call_this_step",
+    "optimizer_state_dict",
+    "fp32_from_fp16",
+}
+
+
+def check_fp16_states(path: Path, keys: set[str]) -> None:
+    """The file has SMP's keys, and torch's optimizer of the masters loads its state."""
+    found = torch.load(path, weights_only=False)
+    assert found.keys() == keys and found["dynamic_loss_scale"] and not found["overflow"]
+    masters = {index: nn.Parameter(each) for index, each in found["fp32_from_fp16"].items()}
+    groups = found["optimizer_state_dict"]["param_groups"]
+    plain = torch.optim.SGD([{"params": [masters[n] for n in group["params"]]} for group in groups])
+    plain.load_state_dict(found["optimizer_state_dict"])
+    assert plain.param_groups[0]["momentum"] == 0.9
+    assert all(each["momentum_buffer"].shape == one.shape for one, each in plain.state.items())
+    assert len(plain.state) == len(masters) > 0
 
 
 def resume_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +185,23 @@ def with_slices() -> None:
             if degree == 2 and is_prescaled:
                 folder = Path(os.environ["SMDP_TEST_FOLDER"])
                 smp.save_checkpoint(folder, "slices", True, job.model, job.optimizer)
-                with pytest.raises(ValueError, match=r"2 slices of the model.*partial=False"):
-                    read_whole(folder, tag="slices")
+                check_joined(folder, whole(job))
             job.end()
+
+
+def check_joined(folder: Path, expected: dict[str, Tensor]) -> None:
+    """The whole model is read from the shards of slices, without a job, if all files are there."""
+    found = read_whole(folder, tag="slices")
+    assert found.keys() == expected.keys() - {"head.weight"}
+    assert all(torch.equal(each, expected[name]) for name, each in found.items())
+    smp.barrier()
+    if smp.rank() == 0:
+        (folder / "slices_partial" / "optimizer_1_0.pt").unlink()
+        with pytest.raises(ValueError, match=r"2 shards, but 1 files"):
+            read_whole(folder, tag="slices")
+        (folder / "slices_partial" / "optimizer_1_1.pt").unlink()
+        with pytest.raises(ValueError, match=r"the shards of 1 slices.*tensor_parallel_degree = 2; copy"):
+            read_whole(folder, tag="slices")
 
 
 def norm_outside_of_steps(**keys: Any) -> float:
@@ -216,8 +231,9 @@ def test_with_slices(tmp_path: Path) -> None:
     run(with_slices, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
 
 
-def by_the_published_rule(folder: Path, degree: int) -> dict[str, Tensor]:
+def by_the_published_rule(root: Path, degree: int, tag: str | None = None) -> dict[str, Tensor]:
     """Rebuilds parameters as Amazon's example script describes it."""
+    folder = root / (tag or (root / "newest").read_text())
     content = torch.load(folder / "user_content.pt", weights_only=False)
     flats = []
     for number in range(degree):
@@ -235,6 +251,34 @@ def by_the_published_rule(folder: Path, degree: int) -> dict[str, Tensor]:
     return rebuilt
 
 
+def published(source: Path, root: Path) -> None:
+    """Lays out a checkpoint as Amazon's example scripts read it, with what only they have in the files."""
+    folder = root / "amazon"
+    folder.mkdir(parents=True)
+    module = torch.load(source / "model_0.pt")["module"]
+    torch.save({"module": {**module, "places": torch.empty(0)}}, folder / "model_0.pt")
+    for number in range(2):
+        flats = torch.load(source / f"optimizer_{number}.pt", weights_only=False)["fp32_flat_groups"]
+        saved = {"partition_count": [2, 2], "fp32_flat_groups": flats, "base_optimizer_state": object}
+        torch.save(saved, folder / f"optimizer_{number}.pt")
+    shutil.copy(source / "user_content.pt", folder)
+    (root / "newest").write_text("amazon")
+
+
+def check_published(folder: Path, expected: dict[str, Tensor]) -> None:
+    """A folder without smdp's own files has parameters and buffers, and no state of the optimizer."""
+    found = read_whole(folder)
+    assert found.keys() == expected.keys() - {"head.weight"}
+    assert all(torch.equal(each, expected[name]) for name, each in found.items())
+    for degree in (4, 1):
+        job = Job(degree)
+        with pytest.raises(ValueError, match=r"the form of its optimizer's state.*load_optimizer=False"):
+            smp.resume_from_checkpoint(folder)
+        assert smp.resume_from_checkpoint(folder, load_optimizer=False)["step"] == 3
+        assert close(whole(job), expected, 0)
+        job.end()
+
+
 def checkpoints() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"])
     job = Job(2)
@@ -242,12 +286,18 @@ def checkpoints() -> None:
         job.train(batch)
     three, state = whole(job), copy.deepcopy(job.optimizer.state_dict()["state"])
     smp.save_checkpoint(folder, "three", True, job.model, job.optimizer, {"step": 3})
+    assert (folder / "newest").read_text() == "three_partial"
+    smp.barrier()
+    if smp.rank() == 0:
+        published(folder / "three_partial", folder / "published")
     smp.save_checkpoint(folder, "full", False, job.model)
     smp.save_checkpoint(folder, "weights", True, job.model)
     job.train(STEPS[3])
     four = whole(job)
     job.end()
-    for rebuilt in (by_the_published_rule(folder / "three_partial", 2), read_whole(folder, tag="three")):
+    check_published(folder / "published", three)
+    by_rule = [by_the_published_rule(folder, 2, tag) for tag in ("three_partial", None)]
+    for rebuilt in (*by_rule, read_whole(folder, tag="three"), read_whole(folder, tag="three_partial")):
         assert rebuilt.keys() == three.keys() - {"head.weight"}
         assert all(torch.equal(each, three[name]) for name, each in rebuilt.items())
     assert set(torch.load(folder / "full")) == three.keys()

@@ -164,6 +164,32 @@ def trains_to_the_same_bits(partitions: int) -> None:
             assert smp.rdp_rank() > 0 or same(found["state"], state["state"])
 
 
+def state_of_slices() -> None:
+    """State is divided by all data-parallel ranks; what slices have whole is small in a transformer."""
+    for optimize in ("memory", "speed"):
+        keys: dict[str, Any] = {"tensor_parallel_degree": 2, "optimize": optimize}
+        smp.init({"ddp": True, "shard_optimizer_state": True, **keys})
+        sizes: dict[str, Any] = {"num_attention_heads": 4, "attention_head_size": 16, "hidden_size": 64}
+        lengths: dict[str, Any] = {"vocab_size": 256, "num_positions": 32, "causal_mask_size": 32}
+        head = smp.nn.DistributedTransformerLMHead(num_layers=2, intermediate_size=256, **sizes, **lengths)
+        model = smp.DistributedModel(head)
+        optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+        ids = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(smp.dp_rank()))
+        model((ids, None, None, None, ids))[0].mean().backward()
+        optimizer.step()
+        states = optimizer.local_state_dict(gather_if_shard=False)["state"].values()
+        own = sum(each["exp_avg"].nbytes + each["exp_avg_sq"].nbytes for each in states)
+        # The word embedding is also the head.
+        total = sum({each.data_ptr(): 2 * each.nbytes for each in model.state_dict().values()}.values())
+        assert 0.99 < own * smp.dp_size() / total <= 1.01, (optimize, own, total)
+        smp.barrier()
+        smp.shutdown()
+
+
+def test_state_of_slices() -> None:
+    run(state_of_slices, 4)
+
+
 def smp_world() -> int:
     return int(os.environ["WORLD_SIZE"])
 

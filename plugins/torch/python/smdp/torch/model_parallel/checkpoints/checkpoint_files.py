@@ -102,6 +102,31 @@ def load(
     return torch.load(source, map_location=map_location, **options)
 
 
+def read_part(path: Path, *, is_mapped: bool = False) -> Any:
+    """Loads a file written by torch.save().
+
+    Args:
+        path: The file.
+        is_mapped: Whether tensors are read from the file only when they are used.
+
+    Raises:
+        ValueError: The file does not exist or is damaged.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"[smdp] {path.parent} is not complete: {path.name} is missing; every rank must see its own file"
+        )
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False, mmap=is_mapped)
+    except Exception as error:
+        raise ValueError(f"[smdp] {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def read_user_content(path: Path) -> Any:
+    """Returns the user content; None if the file is missing, or empty as transformers writes it."""
+    return read_part(path) if path.is_file() and path.stat().st_size > 0 else None
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yields a file for writing that replaces `path` when the context ends without an error."""

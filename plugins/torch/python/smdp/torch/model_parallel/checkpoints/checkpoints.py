@@ -2,7 +2,8 @@
 
 {tag}_partial/             one file of the model and one of the optimizer for each rank of a replica
 {tag}, user_content_{tag}  the whole model in one file, which can be loaded with any number of partitions
-newest                     the tag that was saved last
+newest                     the tag that was saved last; with sharded data parallelism the folder, as Amazon's
+                           example scripts read it
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 from smdp._errors import SmdpError
 from smdp._shown import shown
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.model_parallel.checkpoints import full_checkpoint, partial_checkpoint
+from smdp.torch.model_parallel.checkpoints import full_checkpoint, partial_checkpoint, published_shards
 from smdp.torch.model_parallel.checkpoints.checkpoint_files import replacing
+from smdp.torch.model_parallel.checkpoints.folders import SUFFIX, folder_of, newest_tag
 from smdp.torch.model_parallel.job.collective_calls import meet
 from smdp.torch.model_parallel.job.ranks import rdp_rank
 from smdp.torch.model_parallel.job.state import state
@@ -53,7 +55,7 @@ def save_checkpoint(
             ranks.
         tag: Name of the checkpoint, the same on all ranks.
         partial: True: one file per rank, to resume training. False: the whole model in one file, without the
-            optimizer.
+            optimizer. With `fp16`, the file has the fp32 masters of parameters if their state is not sharded.
         model: The smp.DistributedModel. None: the model is not saved.
         optimizer: The smp.DistributedOptimizer. None: the optimizer is not saved.
         user_content: Any object that can be pickled; only that of mp_rank() 0 is saved.
@@ -101,10 +103,12 @@ def save_checkpoint(
             _log.warning("[smdp] smp.save_checkpoint(partial=False) does not save the optimizer, as in SMP")
         full_checkpoint.save(folder, tag, model, user_content, is_translated=translate_if_full)
 
+    is_folder = partial and state.cfg.sharded_data_parallel_degree > 1
+
     def finish() -> None:
         if partial_checkpoint.is_first_on_host():
             with replacing(folder / _NEWEST) as file:
-                file.write(tag.encode())
+                file.write((f"{tag}{SUFFIX}" if is_folder else tag).encode())
             if kept is not None:
                 partial_checkpoint.remove_old(folder, tag, kept)
 
@@ -133,7 +137,8 @@ def resume_from_checkpoint(
             with any configuration. With tag "pytorch_model.bin" the model
                 is read from `model.safetensors` if `pytorch_model.bin` does not exist.
         strict: Whether the names must match those of the model.
-        load_optimizer: Whether to load the optimizer of a partial checkpoint, if it has one.
+        load_optimizer: Whether to load the optimizer of a partial checkpoint, if it has one. With an
+            optimizer, this must be False for shards of parameters that Amazon's library has saved.
         load_sharded_optimizer_state: Whether to load all of the optimizer of a partial checkpoint if its
             state was sharded; otherwise only masters and the loss scale. The number of replicas may differ.
         translate_function: Translates the names of a whole model to those of the DistributedModel's model.
@@ -156,9 +161,13 @@ def resume_from_checkpoint(
     found = on_every_rank(lambda: _newest(folder) if tag is None else tag, group)
     if len(set(found)) > 1:
         raise ValueError(
-            f"[smdp] {folder / _NEWEST} contains {', '.join(map(repr, found))} on the ranks of one model; it"
+            f"[smdp] {folder / _NEWEST} names {', '.join(map(repr, found))} on the ranks of one model; it"
             " must be the same on all hosts. Pass the tag explicitly."
         )
+    if partial and all(
+        on_every_rank(lambda: published_shards.is_published(folder_of(folder, found[0])), group)
+    ):
+        return published_shards.load(folder, found[0], strict=strict, with_optimizer=load_optimizer)
     if partial:
         return partial_checkpoint.load(
             folder,
@@ -177,7 +186,7 @@ def _newest(folder: Path) -> str:
             f"[smdp] {folder} contains no file {_NEWEST!r}, so there is no checkpoint to resume from; pass"
             " the tag, or start without a checkpoint"
         )
-    tag = file.read_text(encoding="utf-8").strip()
+    tag = newest_tag(folder, file.read_text(encoding="utf-8"))
     _check_tag(tag)
     return tag
 

@@ -1,4 +1,4 @@
-"""The file `fp16_states_*.pt` of a partial checkpoint: the loss scale and the masters, without moments."""
+"""The file `fp16_states_*.pt` of a partial checkpoint: what an optimizer with fp16 has, under SMP's names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from smdp.torch.sharding.master_parameters import MASTER
 
 _MASTERS = "fp32_from_fp16"
 _SCALE = "loss_scaler"
+_OPTIMIZER = "optimizer_state_dict"
 
 
 def split_states(found: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a state without masters and loss scale, and these.
+    """Returns what the file of the optimizer keeps, and what `fp16_states_*.pt` has.
+
+    The latter has the state in the form of torch, without masters, under `optimizer_state_dict`. The former
+    has the groups and what smdp needs to resume.
 
     Args:
         found: What `local_state_dict()` of the optimizer has returned.
@@ -28,22 +32,18 @@ def split_states(found: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, An
         "dynamic_loss_scale": optimizer.dynamic_loss_scale,
         "overflow": optimizer.overflow,
         "first_closure_call_this_step": True,
+        _OPTIMIZER: {
+            "state": {index: each for index, each in rest.items() if each},
+            "param_groups": found["param_groups"],
+        },
         _MASTERS: masters,
     }
-    return {**kept, "state": {index: each for index, each in rest.items() if each}}, extra
+    return {**kept, "state": {}}, extra
 
 
-def joined_states(
-    rest: Mapping[str, Any], extra: Mapping[str, Any], *, with_moments: bool = True
-) -> dict[str, Any]:
-    """Returns the state that `split_states()` was given.
-
-    Args:
-        rest: The state without masters.
-        extra: The masters and the loss scale.
-        with_moments: Whether `rest` is used for more than its groups.
-    """
-    states = {index: dict(each) for index, each in rest["state"].items()} if with_moments else {}
+def joined_states(rest: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the state that `split_states()` was given."""
+    states = {index: dict(each) for index, each in extra[_OPTIMIZER]["state"].items()}
     for index, master in extra[_MASTERS].items():
         states.setdefault(index, {})[MASTER] = master
     return {**rest, "state": states, STATE: extra[_SCALE]}

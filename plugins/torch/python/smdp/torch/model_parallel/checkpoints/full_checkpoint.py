@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from smdp.torch.checkpoints.safetensors_files import read_safetensors
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.model_parallel.checkpoints.checkpoint_files import replacing
-from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_target, read_user_content
+from smdp.torch.model_parallel.checkpoints.checkpoint_files import read_user_content, replacing
+from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_target
 from smdp.torch.model_parallel.job.objects import pack
 from smdp.torch.model_parallel.job.ranks import mp_rank, rank
 from smdp.torch.model_parallel.job.state import state
+from smdp.torch.model_parallel.training.merged_masters import merged_masters, with_masters
 
 # The tag with which transformers resumes, although it writes safetensors.
 _TRANSFORMERS_TAG = "pytorch_model.bin"
@@ -24,6 +25,8 @@ _TRANSFORMERS_TAG = "pytorch_model.bin"
 
 def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: bool) -> None:
     """Saves the model and the user content on this replica's first rank. All of its ranks must call this.
+
+    With `fp16`, masters are saved in place of parameters, unless the optimizer's state is sharded.
 
     Raises:
         ValueError: The user content cannot be pickled.
@@ -40,6 +43,9 @@ def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: 
 
     on_every_rank(prepare, group)
     whole = None if model is None else model.state_dict(gather_to_rank0=True)
+    masters = {} if model is None else merged_masters()
+    if whole:
+        whole = with_masters(whole, masters)
 
     def write() -> None:
         if not is_writer:
@@ -69,7 +75,7 @@ def load(root: Path, tag: str, *, strict: bool, translate: Callable[..., Mapping
     def read() -> None:
         check_target(root / tag, "model")
         whole = _read(root, tag)
-        found["model"] = _with_tied_names(_named_as_here(whole) if translate is None else translate(whole))
+        found["model"] = with_tied_names(_named_as_here(whole) if translate is None else translate(whole))
         content = root / f"user_content_{tag}"
         found["user_content"] = read_user_content(content if content.is_file() else root / "user_content.pt")
 
@@ -118,7 +124,7 @@ def _named_as_here(whole: Mapping[str, Any]) -> Mapping[str, Any]:
     return whole
 
 
-def _with_tied_names(whole: Mapping[str, Any]) -> dict[str, Any]:
+def with_tied_names(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a state dict with all names of tied weights, of which safetensors keeps one."""
     found = dict(whole)
     module: nn.Module = state.model.get_module()

@@ -9,6 +9,7 @@ user_content.pt   also "buffer_names", and "param_shapes" by group, in the order
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +19,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.model_parallel.job.ranks import tp_rank, tp_size
 from smdp.torch.precision.mixed_precision import STATE
 
 PREFIX = "module."
+# The key in a file of the optimizer that smdp has written, and that a decision completes.
+MARK = "smdp"
 _FLAT = "fp32_flat_groups"
 _STATE = "base_optimizer_state"
 
@@ -45,6 +49,7 @@ class SavedShard:
         optimizer: What the file of the optimizer contains.
         names: The name and the shape of each parameter, by group.
         buffer_names: The names of the buffers in state dicts.
+        slices: Which dimension of a parameter is divided over the tensor-parallel group, by all names.
     """
 
     def __init__(self, model: Any, optimizer: Any) -> None:
@@ -58,8 +63,10 @@ class SavedShard:
         self.names = [[(names[each], each.shape) for each in group["params"]] for group in groups]
         saved = {name for group in self.names for name, _ in group}
         module = model.get_module()
-        known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        known = dict(module.named_parameters(remove_duplicate=False))
         self.buffer_names = [name for name in module.state_dict() if name not in known]
+        cuts = {name: cut_of(each) for name, each in known.items()}
+        self.slices = {name: cut.slices.dim for name, cut in cuts.items() if cut and cut.slices}
         self.model: dict[str, Any] = {}
         self.optimizer: dict[str, Any] = {}
         if not self.is_first_copy:
@@ -68,6 +75,7 @@ class SavedShard:
         buffers = {name: module.state_dict()[name] for name in self.buffer_names}
         self.model = {"module": {**buffers, **frozen}}
         self.optimizer = {
+            MARK: True,
             "partition_count": self._count,
             _FLAT: [self._flat(group["params"]).float() for group in groups],
         }
@@ -129,7 +137,8 @@ class ShardFiles:
     def __init__(
         self, files: Sequence[Mapping[str, Any]], names: Sequence[Sequence[tuple[str, Any]]]
     ) -> None:
-        count = files[0]["partition_count"]
+        given = files[0]["partition_count"]
+        count = max(given) if isinstance(given, list) else given  # Amazon's may have one for each group
         if count != len(files):
             raise ValueError(
                 f"[smdp] the checkpoint has {count} shards, but {len(files)} files optimizer_*.pt. Use the"
@@ -205,21 +214,25 @@ def read_shapes(shapes: Sequence[Mapping[str, Any]]) -> list[list[tuple[str, Any
     return [[(name.removeprefix(PREFIX), shape) for name, shape in group.items()] for group in shapes]
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Returns the files with the shards of a model that is not divided further, in order.
+def files_in(folder: Path) -> list[list[Path]]:
+    """Returns the files with the shards of each slice of the model, in order.
+
+    Without tensor parallelism there is one slice, and the names have the number of the shard alone.
 
     Raises:
-        ValueError: They are shards of slices, of tensor parallelism.
+        ValueError: There are files with and without slices.
     """
-    found = {path.stem.removeprefix("optimizer_"): path for path in folder.glob("optimizer_*.pt")}
-    slices = {each.partition("_")[0] for each in found if each.replace("_", "", 1).isdigit() and "_" in each}
-    if slices:
+    found: dict[str, dict[int, Path]] = {}
+    for path in folder.glob("optimizer_*.pt"):
+        if match := re.fullmatch(r"optimizer_(?:(\d+)_)?(\d+)", path.stem):
+            found.setdefault(match[1] or "", {})[int(match[2])] = path
+    if "" in found and len(found) > 1:
         raise ValueError(
-            f"[smdp] {folder} has shards of {len(slices)} slices of the model, but only those of a whole"
-            " model are joined. Resume with the same tensor_parallel_degree, and save with partial=False,"
-            " which writes the whole model."
+            f"[smdp] {folder} has shards of a whole model and of {len(found) - 1} slices of it. Use a folder"
+            " with the files of one checkpoint."
         )
-    return [found[number] for number in sorted((each for each in found if each.isdigit()), key=int)]
+    numbered = {int(number or 0): files for number, files in found.items()}
+    return [[files[each] for each in sorted(files)] for _, files in sorted(numbered.items())]
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from smdp import pipeline
 from smdp.torch.mesh.agreement import on_every_rank
-from smdp.torch.model_parallel.checkpoints.checkpoint_files import part_suffix, replacing, shard_suffix
+from smdp.torch.model_parallel.checkpoints.checkpoint_files import (
+    part_suffix,
+    read_part,
+    read_user_content,
+    replacing,
+    shard_suffix,
+)
+from smdp.torch.model_parallel.checkpoints.folders import DECISION, SUFFIX, USER_CONTENT, folder_of
 from smdp.torch.model_parallel.checkpoints.fp16_states import joined_states, split_states
 from smdp.torch.model_parallel.checkpoints.parameter_shards import SavedShard, ShardFiles, suffix_of_shard
 from smdp.torch.model_parallel.job.objects import pack
@@ -23,10 +30,6 @@ from smdp.torch.pipelining.state_dicts.state_entries import names_of
 from smdp.torch.precision.mixed_precision import STATE
 from smdp.torch.sharding.master_parameters import MASTER
 
-_SUFFIX = "_partial"
-_USER_CONTENT = "user_content.pt"
-# The partition and the contents of the checkpoint. This file is written last.
-_DECISION = "partition_decision.pt"
 _CONTENT = "user_content"  # the key of a user content that is not a dict, with sharded parameters
 _STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 
@@ -41,7 +44,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
         ValueError: The model is not partitioned yet, or the user content cannot be pickled.
         RuntimeError: Another rank could not write.
     """
-    folder = root / f"{tag}{_SUFFIX}"
+    folder = root / f"{tag}{SUFFIX}"
     has_shards = optimizer is not None and optimizer.redefined_params
     own = SavedShard(state.model, optimizer) if state.model is not None and state.model.shards else None
     group = state.running.mesh.group("world" if has_shards or own is not None else "mp")
@@ -56,7 +59,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
         folder.mkdir(parents=True, exist_ok=True)
         if is_first_on_host():
             # Marks an existing checkpoint with this tag as incomplete.
-            (folder / _DECISION).unlink(missing_ok=True)
+            (folder / DECISION).unlink(missing_ok=True)
         if rank() > 0:
             return None
         given = user_content if own is None else _with_shapes(user_content, own)
@@ -81,7 +84,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 torch.save(found, file)
         if is_first_on_host():
             assert content is not None
-            with replacing(folder / _USER_CONTENT) as file:
+            with replacing(folder / USER_CONTENT) as file:
                 file.write(content.numpy().tobytes())
 
     on_every_rank(write, group)
@@ -98,9 +101,10 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 "shards": state.running.mesh.replicas if has_shards else 0,
                 "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
                 "parameters": None if own is None else own.names,
+                "slices": {} if own is None else own.slices,
                 "has_content": True if own is None else isinstance(user_content, dict),
             }
-            with replacing(folder / _DECISION) as file:
+            with replacing(folder / DECISION) as file:
                 torch.save(decision, file)
 
     on_every_rank(finish, group)
@@ -124,7 +128,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
             or optimizer to load it into.
         RuntimeError: The same error occurred on another rank.
     """
-    folder = root / f"{tag}{_SUFFIX}"
+    folder = folder_of(root, tag)
     group = state.running.mesh.group("mp" if state.cfg.sharded_data_parallel_degree == 1 else "world")
     found: dict[str, Any] = {}
 
@@ -132,7 +136,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
         decision = _read_decision(folder)
         # Partitions that were saved without ranks use the placement of their schedule.
         found.update((name, decision.get(name)) for name in ("partition", "ranks", "steps"))
-        found["user_content"] = read_user_content(folder / _USER_CONTENT)
+        found["user_content"] = read_user_content(folder / USER_CONTENT)
         if decision.get("parameters") is not None:
             read_shards(decision)
             return
@@ -231,40 +235,15 @@ def is_first_on_host() -> bool:
 
 def remove_old(root: Path, tag: str, kept: int) -> None:
     """Removes all but the newest `kept` partial checkpoints; the one of this tag counts as newest."""
-    own = root / f"{tag}{_SUFFIX}"
+    own = root / f"{tag}{SUFFIX}"
     others = [
         (folder.stat().st_mtime, folder)
-        for folder in root.glob(f"*{_SUFFIX}")
-        if folder != own and any(folder.glob(_USER_CONTENT))
+        for folder in root.glob(f"*{SUFFIX}")
+        if folder != own and any(folder.glob(USER_CONTENT))
     ]
     for _, folder in sorted(others, reverse=True)[kept - 1 :]:
         # Other hosts may remove the same folder of a shared disk.
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def read_part(path: Path, *, is_mapped: bool = False) -> Any:
-    """Loads a file written by torch.save().
-
-    Args:
-        path: The file.
-        is_mapped: Whether tensors are read from the file only when they are used.
-
-    Raises:
-        ValueError: The file does not exist or is damaged.
-    """
-    if not path.is_file():
-        raise ValueError(
-            f"[smdp] {path.parent} is not complete: {path.name} is missing; every rank must see its own file"
-        )
-    try:
-        return torch.load(path, map_location="cpu", weights_only=False, mmap=is_mapped)
-    except Exception as error:
-        raise ValueError(f"[smdp] {path} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def read_user_content(path: Path) -> Any:
-    """Returns the user content; None if the file is missing, or empty as transformers writes it."""
-    return read_part(path) if path.is_file() and path.stat().st_size > 0 else None
 
 
 def check_target(source: Path, name: str) -> None:
@@ -279,11 +258,11 @@ def check_target(source: Path, name: str) -> None:
 
 
 def _read_decision(folder: Path) -> dict[str, Any]:
-    path = folder / _DECISION
+    path = folder / DECISION
     if not path.is_file():
-        others = sorted(each.name.removesuffix(_SUFFIX) for each in folder.parent.glob(f"*{_SUFFIX}"))
+        others = sorted(each.name.removesuffix(SUFFIX) for each in folder.parent.glob(f"*{SUFFIX}"))
         raise ValueError(
-            f"[smdp] {folder} contains no complete partial checkpoint, because {_DECISION}, which is written"
+            f"[smdp] {folder} contains no complete partial checkpoint, because {DECISION}, which is written"
             f" last, is missing; partial checkpoints in {folder.parent}: {', '.join(others) or 'none'}"
         )
     decision: dict[str, Any] = read_part(path)

@@ -3,7 +3,8 @@
 The ranks of a tensor-parallel group have samples of their own. Slices see the samples of all of them, but a
 whole parameter of a module that is not distributed sees only those of its rank. Its gradient must be averaged
 over DP_GROUP, which is RDP_GROUP times the tensor-parallel group. Where gradients or parameters are sharded
-over RDP_GROUP, these ranks have the same pieces, which they average here.
+over RDP_GROUP, these ranks have the same pieces, which they average here. They also have the same pieces of
+the optimizer's state, so that the shards of a slice make up its state without those of another slice.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def attend(
         query: (samples, heads, queries, head size).
         key: (samples, heads, keys, head size).
         value: Of the shape of `key`.
-        mask: Added to scores; broadcast to (samples, heads, queries, keys). None: nothing is masked.
+        mask: Added to scores; broadcast to (samples, heads, queries, keys). It counts as half of the dtype's
+            range at most, so a query whose keys are all masked gets finite values. None: nothing is masked.
         options: How scores are computed.
         drop: Drops attention weights. None: none are dropped.
 
@@ -97,7 +98,9 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None, options: AttentionOpt
             f"[smdp] the sequence has {length} tokens, but causal_mask_size = {size}; create the module with"
             " the largest length"
         )
-    found = None if mask is None else mask.to(query.dtype)
+    # Where all keys are masked, weights must not be NaN, which infinite scores give. What fp16 rounds to
+    # infinity counts, and a finite mask whose sum with a score does.
+    found = None if mask is None else mask.to(query.dtype).clamp(min=torch.finfo(query.dtype).min / 2)
     if options.slopes is not None:
         distances = torch.arange(1 - length, 1, device=query.device, dtype=query.dtype)
         biases = options.slopes.to(query) * distances
