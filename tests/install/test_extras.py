@@ -57,7 +57,7 @@ def test_too_old_framework_is_one_line(torch_venv: Venv, old: str, plugin: str, 
     extra = "transformers" if plugin == "accelerate" else plugin
     done = torch_venv.run("python", "-c", f"import smdp.{plugin}")
     assert done.returncode == 1
-    line = f'ImportError: [smdp] smdp.{plugin} needs {message}: pip install "smdp[{extra}]"'
+    line = f'ImportError: [smdp] smdp.{plugin} requires {message} is installed: pip install "smdp[{extra}]"'
     assert done.stderr.splitlines()[-1] == line
 
 
