@@ -80,7 +80,7 @@ def test_plugin_without_its_framework_is_one_line(venv: Venv, plugin: str, title
     done = venv.run("python", "-c", f"import smdp.{plugin}")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"ImportError: [smdp] smdp.{plugin} needs {title}, which is not installed:"
+        f"ImportError: [smdp] smdp.{plugin} requires {title}, which is not installed:"
         f' pip install "smdp[{extra}]"'
     )
 
@@ -100,10 +100,10 @@ def test_launcher_of_the_sagemaker_sdk_without_the_sdk_is_one_line(venv: Venv) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("all_reduce --against gloo", "--against='gloo' needs torch"),
+        ("all_reduce --against gloo", "--against='gloo' requires torch"),
         ("all_reduce --against openmpi", "--against='openmpi' requires mpi4py"),
-        ("all_reduce --dtype bfloat16", "--dtype='bfloat16' needs ml_dtypes"),
-        ("ddp", "operation='ddp' needs torch"),
+        ("all_reduce --dtype bfloat16", "--dtype='bfloat16' requires ml_dtypes"),
+        ("ddp", "operation='ddp' requires torch"),
     ],
 )
 def test_benchmark_of_what_is_missing_is_one_line(venv: Venv, arguments: str, message: str) -> None:
