@@ -191,6 +191,7 @@ def reads_await_parameters() -> None:
     assert torch.equal(model(torch.ones(4, 8)), expected(torch.ones(4, 8))) and not waiting
     train(expected, plain, [3])
     train(model, optimizer, [3])
+    model.module.is_sideways = expected.module.is_sideways = False
     model.module.is_direct = expected.module.is_direct = True
     optimizer._waits._has_forward = False
     for step in range(2):
