@@ -248,9 +248,29 @@ def checkpoints() -> None:
         smp.resume_from_checkpoint(root, "three", load_sharded_optimizer_state=False)
         job.gradients(STEPS[3])
         assert job.optimizer.loss_scale == 2.0**11
+        check_incomplete_states(root)
         job.end()
         if os.environ["RANK"] == "0":
             torch.save((whole, state), root / "whole.pt")
+
+
+def check_incomplete_states(root: Path) -> None:
+    """A file with fp16 states that is missing, or lacks a key, is refused by name."""
+    path = root / "three_partial" / "fp16_states_0_0_1.pt"
+    error = (ValueError, RuntimeError)
+    smp.barrier()
+    if smp.rank() == 0:
+        found = torch.load(path, weights_only=False)
+        torch.save({key: found[key] for key in found if key != "optimizer_state_dict"}, path)
+    smp.barrier()
+    with pytest.raises(error, match=r"fp16_states_0_0_1\.pt has no 'optimizer_state_dict'"):
+        smp.resume_from_checkpoint(root, "three")
+    smp.barrier()
+    if smp.rank() == 0:
+        path.unlink()
+    smp.barrier()
+    with pytest.raises(error, match=r"is not complete: fp16_states_0_0_1\.pt is missing"):
+        smp.resume_from_checkpoint(root, "three")
 
 
 SMP_STATES = {

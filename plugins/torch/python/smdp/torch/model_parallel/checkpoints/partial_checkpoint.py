@@ -99,6 +99,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 "partition": None if model is None else model.partition_decision,
                 "ranks": None if model is None else model.partition_ranks,
                 "shards": state.running.mesh.replicas if has_shards else 0,
+                "fp16_states": own is None and optimizer is not None and optimizer.loss_scaler is not None,
                 "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
                 "parameters": None if own is None else own.names,
                 "slices": {} if own is None else own.slices,
@@ -146,7 +147,8 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
             found["model"] = read_part(folder / f"model_{part_suffix()}.pt")
         if "optimizer" in decision["contents"] and with_optimizer:
             suffixes = [shard_suffix(each) for each in range(shards)] if shards else [part_suffix()]
-            parts = [_read_optimizer(folder, each, is_mapped=bool(shards)) for each in suffixes]
+            has_fp16 = decision.get("fp16_states")
+            parts = [_read_optimizer(folder, each, has_fp16, is_mapped=bool(shards)) for each in suffixes]
             # Without moments, masters and the loss scale are left.
             if with_moments or not shards:
                 check_target(folder, "optimizer")
@@ -191,10 +193,13 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
     return found["user_content"]
 
 
-def _read_optimizer(folder: Path, suffix: str, *, is_mapped: bool) -> dict[str, Any]:
+def _read_optimizer(folder: Path, suffix: str, has_fp16: bool | None, *, is_mapped: bool) -> dict[str, Any]:
     found: dict[str, Any] = read_part(folder / f"optimizer_{suffix}.pt", is_mapped=is_mapped)
     extra = folder / f"fp16_states_{suffix}.pt"
-    return joined_states(found, read_part(extra, is_mapped=is_mapped)) if extra.is_file() else found
+    # Decisions that were saved without this entry say nothing about the file.
+    if not (extra.is_file() if has_fp16 is None else has_fp16):
+        return found
+    return joined_states(found, read_part(extra, is_mapped=is_mapped), extra)
 
 
 def _without_moments(shard: Mapping[str, Any]) -> dict[str, Any]:
