@@ -83,6 +83,8 @@ def trajectory(**keys: Any) -> Trained:
     norms.append(job.train(STEPS[4]))
     assert not job.optimizer.overflow and job.optimizer.loss_scale == 2.0**10
     check_full_file(job)
+    if smp.pp_size() == 1 and smp.rdp_rank() == 0:
+        check_hooked_file(job)
     job.end()
     return norms, found
 
@@ -105,6 +107,27 @@ def check_full_file(job: Job) -> None:
             assert saved[name].dtype is torch.float16
         else:
             assert saved[name].dtype is torch.float32 and torch.equal(saved[name], state[number]["master"])
+
+
+def hooked_state(module: Any, state: dict[str, Tensor], *_: Any) -> None:
+    """Drops a parameter, and renames another."""
+    state.pop("head.weight")
+    state["position"] = state.pop("places")
+
+
+def check_hooked_file(job: Job) -> None:
+    """A full checkpoint has what hooks of the module leave, and views of parameters as they are."""
+    folder = Path(os.environ["SMDP_TEST_FOLDER"])
+    module = job.model.get_module()
+    module.register_buffer("first", module.places.detach()[0])
+    handle = module._register_state_dict_hook(hooked_state)
+    smp.save_checkpoint(folder, "hooked", False, job.model)
+    handle.remove()
+    if smp.rank() == 0:
+        whole, found = (torch.load(folder / name) for name in ("full", "hooked"))
+        assert found.keys() ^ whole.keys() == {"head.weight", "places", "position", "first"}
+        assert found["first"].shape == whole["places"][0].shape
+        assert torch.equal(found["position"].half(), whole["places"].half())
 
 
 def layouts() -> None:
