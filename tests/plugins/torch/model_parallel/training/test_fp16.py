@@ -262,7 +262,11 @@ def checkpoints() -> None:
             if layout["shard_optimizer_state"]:
                 job.optimizer.load_state_dict(smp.load(root / "optimizer.pt", partial=True))
                 assert job.optimizer.loss_scale == 2.0**11
+            if layout["shard_optimizer_state"] or smp.rdp_rank() == 0:
+                smp.save_checkpoint(root, "again", True, job.model, job.optimizer)
             job.end()
+        found_files = {path.stem.partition("states")[2] for path in (root / "again_partial").glob("fp16*")}
+        assert found_files == ({"_0_0", "_1_0"} if number == 0 else {"_0_0", "_0_1"})
         names = {path.name.partition("_s")[0] for path in (root / "three_partial").glob("fp16*")}
         assert names == {"fp16"}
         if os.environ["RANK"] == "0":

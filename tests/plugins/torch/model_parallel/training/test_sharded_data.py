@@ -311,7 +311,16 @@ def checkpoints() -> None:
         job.train(STEPS[3])
         if degree > 1:
             assert close(whole(job), four, 1e-6)
+        if degree > 1 or smp.rdp_rank() == 0:
+            smp.save_checkpoint(folder, "again", True, job.model, job.optimizer)
         job.end()
+    # The files that degree 4 had are gone.
+    assert {path.stem for path in (folder / "again_partial").iterdir()} == {
+        "model_0_0",
+        "optimizer_0_0",
+        "partition_decision",
+        "user_content",
+    }
     for tag, is_partial in (("three", True), ("weights", True), ("full", False)):
         job = Job(4)
         smp.resume_from_checkpoint(folder, tag, is_partial, load_sharded_optimizer_state=False)

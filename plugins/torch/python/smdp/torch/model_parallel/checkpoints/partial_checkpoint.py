@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,14 +57,14 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 "[smdp] smp.save_checkpoint(partial=True) was called before the first step, which partitions"
                 " the model; call it after the first step"
             )
+        packed = None
+        if rank() == 0:
+            given = user_content if own is None else _with_shapes(user_content, own)
+            packed = pack(given, "smp.save_checkpoint(user_content=...)")
         folder.mkdir(parents=True, exist_ok=True)
         if is_first_on_host():
-            # Marks an existing checkpoint with this tag as incomplete.
-            (folder / DECISION).unlink(missing_ok=True)
-        if rank() > 0:
-            return None
-        given = user_content if own is None else _with_shapes(user_content, own)
-        return pack(given, "smp.save_checkpoint(user_content=...)")
+            _remove_parts(folder)
+        return packed
 
     content = on_every_rank(prepare, group)[0]
 
@@ -205,6 +206,17 @@ def _read_optimizer(folder: Path, suffix: str, has_fp16: bool | None, *, is_mapp
 def _without_moments(shard: Mapping[str, Any]) -> dict[str, Any]:
     masters = {index: {MASTER: each[MASTER]} for index, each in shard["state"].items() if MASTER in each}
     return {**shard, "state": masters}
+
+
+def _remove_parts(folder: Path) -> None:
+    """Removes an existing checkpoint with the same tag, whose files this one may not replace.
+
+    Ranks write only after all of them have removed. The decision goes first, so that the rest is incomplete.
+    """
+    (folder / DECISION).unlink(missing_ok=True)
+    for path in folder.glob("*.pt"):
+        if re.fullmatch(r"(model|optimizer|fp16_states)(_\d+){1,3}", path.stem):
+            path.unlink(missing_ok=True)  # other hosts may remove the same file of a shared disk
 
 
 def _with_shapes(user_content: Any, own: SavedShard) -> dict[str, Any]:
