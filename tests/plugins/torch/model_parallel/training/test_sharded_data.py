@@ -255,13 +255,23 @@ def published(source: Path, root: Path) -> None:
     """Lays out a checkpoint as Amazon's example scripts read it, with what only they have in the files."""
     folder = root / "amazon"
     folder.mkdir(parents=True)
-    module = torch.load(source / "model_0.pt")["module"]
-    torch.save({"module": {**module, "places": torch.empty(0)}}, folder / "model_0.pt")
+    module = {"module.counts": torch.ones(2), "module.places": torch.empty(0)}
+    torch.save({"module": module}, folder / "model_0.pt")
     for number in range(2):
         flats = torch.load(source / f"optimizer_{number}.pt", weights_only=False)["fp32_flat_groups"]
         saved = {"partition_count": [2, 2], "fp32_flat_groups": flats, "base_optimizer_state": object}
         torch.save(saved, folder / f"optimizer_{number}.pt")
-    shutil.copy(source / "user_content.pt", folder)
+    content = torch.load(source / "user_content.pt", weights_only=False)
+    assert content["buffer_names"] == []
+    content["buffer_names"] = ["module.counts"]
+    torch.save({**content, "buffer_names": ["module.lacking"]}, folder / "user_content.pt")
+    with pytest.raises(
+        ValueError, match=r"model_0\.pt lacks 'lacking', which 'buffer_names' of user_content"
+    ):
+        read_whole(root, tag="amazon")
+    torch.save(content, folder / "user_content.pt")
+    assert torch.equal(read_whole(root, tag="amazon")["counts"], torch.ones(2))
+    torch.save({**content, "buffer_names": []}, folder / "user_content.pt")
     (root / "newest").write_text("amazon")
 
 
