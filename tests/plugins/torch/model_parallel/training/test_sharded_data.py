@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pipeline_models import Language, batches, language_loss
-from torch import Tensor
+from torch import Tensor, nn
 from torch_spawn import run
 
 import smdp
@@ -262,6 +262,14 @@ def published(source: Path, root: Path) -> None:
         saved = {"partition_count": [2, 2], "fp32_flat_groups": flats, "base_optimizer_state": object}
         torch.save(saved, folder / f"optimizer_{number}.pt")
     content = torch.load(source / "user_content.pt", weights_only=False)
+    short = {**saved, "fp32_flat_groups": [each[:-1] for each in saved["fp32_flat_groups"]]}
+    torch.save(short, folder / "optimizer_1.pt")
+    shutil.copy(source / "user_content.pt", folder)
+    with pytest.raises(
+        ValueError, match=r"optimizer_1\.pt has a flat tensor of \d+ elements for group 0, who"
+    ):
+        read_whole(root, tag="amazon")
+    torch.save(saved, folder / "optimizer_1.pt")
     assert content["buffer_names"] == []
     content["buffer_names"] = ["module.counts"]
     torch.save({**content, "buffer_names": ["module.lacking"]}, folder / "user_content.pt")
@@ -289,6 +297,35 @@ def check_published(folder: Path, expected: dict[str, Tensor]) -> None:
         job.end()
 
 
+def check_refused(folder: Path) -> None:
+    """A checkpoint of another model is refused before a parameter has changed."""
+
+    def without_bias(model: Language) -> None:
+        model.norm.bias = None
+
+    def wider(model: Language) -> None:
+        model.norm = nn.LayerNorm(3)
+
+    def with_buffer(model: Language) -> None:
+        model.register_buffer("counts", torch.zeros(2))
+
+    matches = {without_bias: "has 'norm.bias', which this", with_buffer: "lacks 'counts' of this model"}
+    for change in (without_bias, wider, with_buffer):
+        for name in ("three", "amazon"):
+            smp.init({"ddp": True, "sharded_data_parallel_degree": 2})
+            module = Language(4, tied=True)
+            change(module)
+            model = smp.DistributedModel(module)
+            before = {key: each.clone() for key, each in model.state_dict().items()}
+            match = matches.get(change, r"'norm\.(weight|bias)' of shape \(\d+,\), but this model has \(3,\)")
+            root = folder / "published" if name == "amazon" else folder
+            with pytest.raises(ValueError, match=match):
+                smp.resume_from_checkpoint(root, name, strict=change in matches, load_optimizer=False)
+            assert close(model.state_dict(), before, 0)
+            smp.barrier()
+            smp.shutdown()
+
+
 def checkpoints() -> None:
     folder = Path(os.environ["SMDP_TEST_FOLDER"])
     job = Job(2)
@@ -306,6 +343,7 @@ def checkpoints() -> None:
     four = whole(job)
     job.end()
     check_published(folder / "published", three)
+    check_refused(folder)
     by_rule = [by_the_published_rule(folder, 2, tag) for tag in ("three_partial", None)]
     for rebuilt in (*by_rule, read_whole(folder, tag="three"), read_whole(folder, tag="three_partial")):
         assert rebuilt.keys() == three.keys() - {"head.weight"}

@@ -158,17 +158,19 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
                 found["optimizer"] = joined_part([_without_moments(each) for each in parts])
 
     def read_shards(decision: Mapping[str, Any]) -> None:
-        if not decision["has_content"]:
-            found["user_content"] = found["user_content"].get(_CONTENT)
+        content = read_part(folder / USER_CONTENT)  # shards always have one
+        found["user_content"] = content if decision["has_content"] else content.get(_CONTENT)
         first = read_part(folder / f"optimizer_{suffix_of_shard(0)}.pt", is_mapped=True)
         suffixes = [suffix_of_shard(number) for number in range(first["partition_count"])]
-        rest = [read_part(folder / f"optimizer_{each}.pt", is_mapped=True) for each in suffixes[1:]]
-        saved = ShardFiles([first, *rest], decision["parameters"])
+        paths = [folder / f"optimizer_{each}.pt" for each in suffixes]
+        rest = [read_part(each, is_mapped=True) for each in paths[1:]]
+        saved = ShardFiles([first, *rest], decision["parameters"], paths)
         if "model" in decision["contents"]:
             check_target(folder, "model")
             found["buffers"] = read_part(folder / f"model_{suffixes[0]}.pt")["module"]
-            if strict:
-                _check_names(folder, saved, found["buffers"])
+            shapes = {name: getattr(each, "shape", None) for name, each in found["buffers"].items()}
+            shapes.update(pair for group in saved.names for pair in group)
+            check_names_and_shapes(folder, shapes, strict=strict)
             found["shards"] = saved
         if "optimizer" in decision["contents"] and with_optimizer:
             if with_moments:
@@ -233,14 +235,37 @@ def _write_shard(folder: Path, own: SavedShard) -> None:
             torch.save(content, file)
 
 
-def _check_names(folder: Path, saved: ShardFiles, others: Mapping[str, Any]) -> None:
-    known = {name for group in saved.names for name, _ in group} | set(others)
-    lacking = [name for name, _ in state.model.named_parameters() if name not in known]
-    if lacking:
+def check_names_and_shapes(folder: Path, shapes: Mapping[str, Any], *, strict: bool) -> None:
+    """Checks that parameters and buffers fit the model, before one of them is loaded.
+
+    Args:
+        folder: Where they are, for messages.
+        shapes: The shape of each by its name, of this rank's slice; None: it is not a tensor.
+        strict: Whether the names must match. Of a tied parameter, one name is enough.
+
+    Raises:
+        ValueError: A name does not match, or a shape is another one.
+    """
+    module = state.model.get_module()
+    known = dict(module.named_parameters(remove_duplicate=False))
+    here = {name: getattr(each, "shape", None) for name, each in {**known, **module.state_dict()}.items()}
+    needed = [name for name, _ in state.model.named_parameters()] + [n for n in here if n not in known]
+    fix = "load a checkpoint of the same model"
+    if strict and (lacking := [name for name in needed if name not in shapes]):
         raise ValueError(
-            f"[smdp] {folder} lacks {names_of(lacking)} of this model; load a checkpoint of the same model,"
-            " or pass strict=False"
+            f"[smdp] {folder} lacks {names_of(lacking)} of this model; {fix}, or pass strict=False"
         )
+    if strict and (others := [name for name in shapes if name not in here]):
+        raise ValueError(
+            f"[smdp] {folder} has {names_of(others)}, which this model lacks; {fix}, or pass strict=False"
+        )
+    for name, saved in shapes.items():
+        own = here.get(name)
+        if saved is not None and own is not None and tuple(saved) != tuple(own):
+            raise ValueError(
+                f"[smdp] {folder} has {name!r} of shape {tuple(saved)}, but this model has {tuple(own)};"
+                f" {fix}"
+            )
 
 
 def is_first_on_host() -> bool:

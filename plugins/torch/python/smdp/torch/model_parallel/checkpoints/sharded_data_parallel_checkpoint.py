@@ -63,14 +63,15 @@ def get_full_state_dict_from_sharded_data_parallel_checkpoint(
         raise ValueError(f"[smdp] {folder / USER_CONTENT} has no 'param_shapes', which name the shards")
     dims = _divided_dims(folder, files)
     shards = [[read_part(each, is_mapped=True) for each in own] for own in files]
-    saved = [ShardFiles(each, read_shapes(shapes)) for each in shards]
+    names = read_shapes(shapes)
+    saved = [ShardFiles(each, names, own) for each, own in zip(shards, files, strict=True)]
     paths = [folder / f"model_{own[0].stem.partition('_')[2]}.pt" for own in files]
     modules = [read_part(path)["module"] for path in paths]
     if MARK in shards[0][0]:
         read_part(folder / DECISION)  # what smdp writes is complete with this file
     else:  # parameters are there as well, without values
-        names = content.get("buffer_names", [])
-        modules = [_buffers(each, names, path) for each, path in zip(modules, paths, strict=True)]
+        listed = content.get("buffer_names", [])
+        modules = [_buffers(each, listed, path) for each, path in zip(modules, paths, strict=True)]
     found = {
         name: _joined([each[name] for each in modules], dims.get(name))
         for name, value in modules[0].items()
