@@ -271,6 +271,9 @@ def check_translation_and_pruning() -> None:
         for tag in ("a", "b", "c"):
             smp.save_checkpoint(folder, tag, model=model, num_kept_partial_checkpoints=2)
         assert sorted(path.name for path in folder.glob("*_partial")) == ["b_partial", "c_partial"]
+        # A tag that is the name of another one's folder.
+        smp.save_checkpoint(folder, "b_partial", model=model, user_content="of b_partial")
+        assert smp.resume_from_checkpoint(folder, load_optimizer=False) == "of b_partial"
         smp.save_checkpoint(folder, "b", model=model, num_kept_partial_checkpoints=1)
         assert [path.name for path in folder.glob("*_partial")] == ["b_partial"]
 

@@ -184,3 +184,12 @@ def test_flash_attention() -> None:
     scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), LOWEST)
     layer = smp.nn.FlashAttentionLayer(0.5, 6, True, True, layer_idx=2).eval()
     torch.testing.assert_close(layer(qkv, mask, causal=True), scores.softmax(-1) @ value)
+    with pytest.raises(ValueError, match=r"\(2, 1, 1, 5\) is boolean, but a mask is added to scores: 0"):
+        layer(qkv, mask == 0)
+    mask[0, ..., :3] = -math.inf  # queries that see only masked keys
+    later = qkv.clone()
+    later[:, 4, 2] += 100
+    for each in (layer, smp.nn.FlashAttentionLayer(1e-9)):  # the latter with dropout, of nothing
+        torch.manual_seed(0)
+        first, second = each(qkv, mask, causal=True), each(later, mask, causal=True)
+        assert first.isfinite().all() and torch.equal(first[..., :4, :], second[..., :4, :])

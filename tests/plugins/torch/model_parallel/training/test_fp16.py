@@ -83,6 +83,8 @@ def trajectory(**keys: Any) -> Trained:
     norms.append(job.train(STEPS[4]))
     assert not job.optimizer.overflow and job.optimizer.loss_scale == 2.0**10
     check_full_file(job)
+    if smp.pp_size() == 1 and smp.rdp_rank() == 0:
+        check_hooked_file(job)
     job.end()
     return norms, found
 
@@ -105,6 +107,27 @@ def check_full_file(job: Job) -> None:
             assert saved[name].dtype is torch.float16
         else:
             assert saved[name].dtype is torch.float32 and torch.equal(saved[name], state[number]["master"])
+
+
+def hooked_state(module: Any, state: dict[str, Tensor], *_: Any) -> None:
+    """Drops a parameter, and renames another."""
+    state.pop("head.weight")
+    state["position"] = state.pop("places")
+
+
+def check_hooked_file(job: Job) -> None:
+    """A full checkpoint has what hooks of the module leave, and views of parameters as they are."""
+    folder = Path(os.environ["SMDP_TEST_FOLDER"])
+    module = job.model.get_module()
+    module.register_buffer("first", module.places.detach()[0])
+    handle = module._register_state_dict_hook(hooked_state)
+    smp.save_checkpoint(folder, "hooked", False, job.model)
+    handle.remove()
+    if smp.rank() == 0:
+        whole, found = (torch.load(folder / name) for name in ("full", "hooked"))
+        assert found.keys() ^ whole.keys() == {"head.weight", "places", "position", "first"}
+        assert found["first"].shape == whole["places"][0].shape
+        assert torch.equal(found["position"].half(), whole["places"].half())
 
 
 def layouts() -> None:
@@ -239,7 +262,11 @@ def checkpoints() -> None:
             if layout["shard_optimizer_state"]:
                 job.optimizer.load_state_dict(smp.load(root / "optimizer.pt", partial=True))
                 assert job.optimizer.loss_scale == 2.0**11
+            if layout["shard_optimizer_state"] or smp.rdp_rank() == 0:
+                smp.save_checkpoint(root, "again", True, job.model, job.optimizer)
             job.end()
+        found_files = {path.stem.partition("states")[2] for path in (root / "again_partial").glob("fp16*")}
+        assert found_files == ({"_0_0", "_1_0"} if number == 0 else {"_0_0", "_0_1"})
         names = {path.name.partition("_s")[0] for path in (root / "three_partial").glob("fp16*")}
         assert names == {"fp16"}
         if os.environ["RANK"] == "0":
@@ -248,9 +275,29 @@ def checkpoints() -> None:
         smp.resume_from_checkpoint(root, "three", load_sharded_optimizer_state=False)
         job.gradients(STEPS[3])
         assert job.optimizer.loss_scale == 2.0**11
+        check_incomplete_states(root)
         job.end()
         if os.environ["RANK"] == "0":
             torch.save((whole, state), root / "whole.pt")
+
+
+def check_incomplete_states(root: Path) -> None:
+    """A file with fp16 states that is missing, or lacks a key, is refused by name."""
+    path = root / "three_partial" / "fp16_states_0_0_1.pt"
+    error = (ValueError, RuntimeError)
+    smp.barrier()
+    if smp.rank() == 0:
+        found = torch.load(path, weights_only=False)
+        torch.save({key: found[key] for key in found if key != "optimizer_state_dict"}, path)
+    smp.barrier()
+    with pytest.raises(error, match=r"fp16_states_0_0_1\.pt has no 'optimizer_state_dict'"):
+        smp.resume_from_checkpoint(root, "three")
+    smp.barrier()
+    if smp.rank() == 0:
+        path.unlink()
+    smp.barrier()
+    with pytest.raises(error, match=r"is not complete: fp16_states_0_0_1\.pt is missing"):
+        smp.resume_from_checkpoint(root, "three")
 
 
 SMP_STATES = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pipeline_models import Language, batches, language_loss
-from torch import Tensor
+from torch import Tensor, nn
 from torch_spawn import run
 
 import smdp
@@ -255,13 +255,31 @@ def published(source: Path, root: Path) -> None:
     """Lays out a checkpoint as Amazon's example scripts read it, with what only they have in the files."""
     folder = root / "amazon"
     folder.mkdir(parents=True)
-    module = torch.load(source / "model_0.pt")["module"]
-    torch.save({"module": {**module, "places": torch.empty(0)}}, folder / "model_0.pt")
+    module = {"module.counts": torch.ones(2), "module.places": torch.empty(0)}
+    torch.save({"module": module}, folder / "model_0.pt")
     for number in range(2):
         flats = torch.load(source / f"optimizer_{number}.pt", weights_only=False)["fp32_flat_groups"]
         saved = {"partition_count": [2, 2], "fp32_flat_groups": flats, "base_optimizer_state": object}
         torch.save(saved, folder / f"optimizer_{number}.pt")
+    content = torch.load(source / "user_content.pt", weights_only=False)
+    short = {**saved, "fp32_flat_groups": [each[:-1] for each in saved["fp32_flat_groups"]]}
+    torch.save(short, folder / "optimizer_1.pt")
     shutil.copy(source / "user_content.pt", folder)
+    with pytest.raises(
+        ValueError, match=r"optimizer_1\.pt has a flat tensor of \d+ elements for group 0, who"
+    ):
+        read_whole(root, tag="amazon")
+    torch.save(saved, folder / "optimizer_1.pt")
+    assert content["buffer_names"] == []
+    content["buffer_names"] = ["module.counts"]
+    torch.save({**content, "buffer_names": ["module.lacking"]}, folder / "user_content.pt")
+    with pytest.raises(
+        ValueError, match=r"model_0\.pt lacks 'lacking', which 'buffer_names' of user_content"
+    ):
+        read_whole(root, tag="amazon")
+    torch.save(content, folder / "user_content.pt")
+    assert torch.equal(read_whole(root, tag="amazon")["counts"], torch.ones(2))
+    torch.save({**content, "buffer_names": []}, folder / "user_content.pt")
     (root / "newest").write_text("amazon")
 
 
@@ -277,6 +295,35 @@ def check_published(folder: Path, expected: dict[str, Tensor]) -> None:
         assert smp.resume_from_checkpoint(folder, load_optimizer=False)["step"] == 3
         assert close(whole(job), expected, 0)
         job.end()
+
+
+def check_refused(folder: Path) -> None:
+    """A checkpoint of another model is refused before a parameter has changed."""
+
+    def without_bias(model: Language) -> None:
+        model.norm.bias = None
+
+    def wider(model: Language) -> None:
+        model.norm = nn.LayerNorm(3)
+
+    def with_buffer(model: Language) -> None:
+        model.register_buffer("counts", torch.zeros(2))
+
+    matches = {without_bias: "has 'norm.bias', which this", with_buffer: "lacks 'counts' of this model"}
+    for change in (without_bias, wider, with_buffer):
+        for name in ("three", "amazon"):
+            smp.init({"ddp": True, "sharded_data_parallel_degree": 2})
+            module = Language(4, tied=True)
+            change(module)
+            model = smp.DistributedModel(module)
+            before = {key: each.clone() for key, each in model.state_dict().items()}
+            match = matches.get(change, r"'norm\.(weight|bias)' of shape \(\d+,\), but this model has \(3,\)")
+            root = folder / "published" if name == "amazon" else folder
+            with pytest.raises(ValueError, match=match):
+                smp.resume_from_checkpoint(root, name, strict=change in matches, load_optimizer=False)
+            assert close(model.state_dict(), before, 0)
+            smp.barrier()
+            smp.shutdown()
 
 
 def checkpoints() -> None:
@@ -296,6 +343,7 @@ def checkpoints() -> None:
     four = whole(job)
     job.end()
     check_published(folder / "published", three)
+    check_refused(folder)
     by_rule = [by_the_published_rule(folder, 2, tag) for tag in ("three_partial", None)]
     for rebuilt in (*by_rule, read_whole(folder, tag="three"), read_whole(folder, tag="three_partial")):
         assert rebuilt.keys() == three.keys() - {"head.weight"}
@@ -311,7 +359,16 @@ def checkpoints() -> None:
         job.train(STEPS[3])
         if degree > 1:
             assert close(whole(job), four, 1e-6)
+        if degree > 1 or smp.rdp_rank() == 0:
+            smp.save_checkpoint(folder, "again", True, job.model, job.optimizer)
         job.end()
+    # The files that degree 4 had are gone.
+    assert {path.stem for path in (folder / "again_partial").iterdir()} == {
+        "model_0_0",
+        "optimizer_0_0",
+        "partition_decision",
+        "user_content",
+    }
     for tag, is_partial in (("three", True), ("weights", True), ("full", False)):
         job = Job(4)
         smp.resume_from_checkpoint(folder, tag, is_partial, load_sharded_optimizer_state=False)

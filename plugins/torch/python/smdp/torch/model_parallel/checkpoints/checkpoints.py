@@ -3,7 +3,7 @@
 {tag}_partial/             one file of the model and one of the optimizer for each rank of a replica
 {tag}, user_content_{tag}  the whole model in one file, which can be loaded with any number of partitions
 newest                     the tag that was saved last; with sharded data parallelism the folder, as Amazon's
-                           example scripts read it
+                           example scripts read it, and for a tag that looks like the folder of another
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def save_checkpoint(
             _log.warning("[smdp] smp.save_checkpoint(partial=False) does not save the optimizer, as in SMP")
         full_checkpoint.save(folder, tag, model, user_content, is_translated=translate_if_full)
 
-    is_folder = partial and state.cfg.sharded_data_parallel_degree > 1
+    is_folder = partial and (state.cfg.sharded_data_parallel_degree > 1 or tag.endswith(SUFFIX))
 
     def finish() -> None:
         if partial_checkpoint.is_first_on_host():

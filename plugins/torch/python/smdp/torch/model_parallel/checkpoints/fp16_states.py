@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from smdp.torch.precision.mixed_precision import STATE
@@ -41,8 +42,23 @@ def split_states(found: Mapping[str, Any], optimizer: Any) -> tuple[dict[str, An
     return {**kept, "state": {}}, extra
 
 
-def joined_states(rest: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the state that `split_states()` was given."""
+def joined_states(rest: Mapping[str, Any], extra: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the state that `split_states()` was given.
+
+    Args:
+        rest: What the file of the optimizer has.
+        extra: What `fp16_states_*.pt` has.
+        path: The latter file, for messages.
+
+    Raises:
+        ValueError: `extra` lacks a key.
+    """
+    lacking = [key for key in (_SCALE, _OPTIMIZER, _MASTERS) if key not in extra]
+    if lacking:
+        raise ValueError(
+            f"[smdp] {path} has no {', '.join(map(repr, lacking))}, so the optimizer cannot be resumed; use"
+            " the file that smp.save_checkpoint() wrote, or pass load_optimizer=False"
+        )
     states = {index: dict(each) for index, each in extra[_OPTIMIZER]["state"].items()}
     for index, master in extra[_MASTERS].items():
         states.setdefault(index, {})[MASTER] = master

@@ -44,15 +44,14 @@ def save(root: Path, tag: str, model: Any, user_content: Any, *, is_translated: 
     on_every_rank(prepare, group)
     whole = None if model is None else model.state_dict(gather_to_rank0=True)
     masters = {} if model is None else merged_masters()
-    if whole:
-        whole = with_masters(whole, masters)
 
     def write() -> None:
         if not is_writer:
             return
         if whole is not None:
+            named = with_masters(whole, masters)
             with replacing(root / tag) as file:
-                torch.save(_translated(whole) if is_translated else whole, file)
+                torch.save(_translated(named) if is_translated else named, file)
         with replacing(root / f"user_content_{tag}") as file:
             file.write(content[0].numpy().tobytes())
 

@@ -129,13 +129,17 @@ class ShardFiles:
     Args:
         files: What the files of the optimizer contain, in the order of the shards.
         names: The name and the shape of each parameter, by group.
+        paths: Where the files are, for messages.
 
     Raises:
-        ValueError: The files are not those of one checkpoint.
+        ValueError: The files are not those of one checkpoint, or a flat tensor is too short.
     """
 
     def __init__(
-        self, files: Sequence[Mapping[str, Any]], names: Sequence[Sequence[tuple[str, Any]]]
+        self,
+        files: Sequence[Mapping[str, Any]],
+        names: Sequence[Sequence[tuple[str, Any]]],
+        paths: Sequence[Path],
     ) -> None:
         given = files[0]["partition_count"]
         count = max(given) if isinstance(given, list) else given  # Amazon's may have one for each group
@@ -150,6 +154,20 @@ class ShardFiles:
         for members in names:
             sizes = [math.ceil(math.prod(shape) / count) for _, shape in members]
             self._offsets.append([sum(sizes[:place]) for place in range(len(sizes) + 1)])
+        for path, each in zip(paths, files, strict=True):
+            self._check_lengths(path, each)
+
+    def _check_lengths(self, path: Path, file: Mapping[str, Any]) -> None:
+        for number, offsets in enumerate(self._offsets):
+            flats = list(file[_FLAT][number : number + 1])
+            if MARK in file and _STATE in file:
+                flats += file[_STATE][number]["flat"].values()
+            shortest = min((each.numel() for each in flats), default=0)
+            if shortest < offsets[-1]:
+                raise ValueError(
+                    f"[smdp] {path} has a flat tensor of {shortest} elements for group {number}, whose"
+                    f" parameters have {offsets[-1]} elements in a shard; use the files of one checkpoint"
+                )
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the name and the whole value of each parameter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,14 +57,14 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 "[smdp] smp.save_checkpoint(partial=True) was called before the first step, which partitions"
                 " the model; call it after the first step"
             )
+        packed = None
+        if rank() == 0:
+            given = user_content if own is None else _with_shapes(user_content, own)
+            packed = pack(given, "smp.save_checkpoint(user_content=...)")
         folder.mkdir(parents=True, exist_ok=True)
         if is_first_on_host():
-            # Marks an existing checkpoint with this tag as incomplete.
-            (folder / DECISION).unlink(missing_ok=True)
-        if rank() > 0:
-            return None
-        given = user_content if own is None else _with_shapes(user_content, own)
-        return pack(given, "smp.save_checkpoint(user_content=...)")
+            _remove_parts(folder)
+        return packed
 
     content = on_every_rank(prepare, group)[0]
 
@@ -99,6 +100,7 @@ def save(root: Path, tag: str, model: Any, optimizer: Any, user_content: Any) ->
                 "partition": None if model is None else model.partition_decision,
                 "ranks": None if model is None else model.partition_ranks,
                 "shards": state.running.mesh.replicas if has_shards else 0,
+                "fp16_states": own is None and optimizer is not None and optimizer.loss_scaler is not None,
                 "steps": 0 if model is None or model.pipe is None else model.pipe.steps,
                 "parameters": None if own is None else own.names,
                 "slices": {} if own is None else own.slices,
@@ -146,7 +148,8 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
             found["model"] = read_part(folder / f"model_{part_suffix()}.pt")
         if "optimizer" in decision["contents"] and with_optimizer:
             suffixes = [shard_suffix(each) for each in range(shards)] if shards else [part_suffix()]
-            parts = [_read_optimizer(folder, each, is_mapped=bool(shards)) for each in suffixes]
+            has_fp16 = decision.get("fp16_states")
+            parts = [_read_optimizer(folder, each, has_fp16, is_mapped=bool(shards)) for each in suffixes]
             # Without moments, masters and the loss scale are left.
             if with_moments or not shards:
                 check_target(folder, "optimizer")
@@ -155,17 +158,19 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
                 found["optimizer"] = joined_part([_without_moments(each) for each in parts])
 
     def read_shards(decision: Mapping[str, Any]) -> None:
-        if not decision["has_content"]:
-            found["user_content"] = found["user_content"].get(_CONTENT)
+        content = read_part(folder / USER_CONTENT)  # shards always have one
+        found["user_content"] = content if decision["has_content"] else content.get(_CONTENT)
         first = read_part(folder / f"optimizer_{suffix_of_shard(0)}.pt", is_mapped=True)
         suffixes = [suffix_of_shard(number) for number in range(first["partition_count"])]
-        rest = [read_part(folder / f"optimizer_{each}.pt", is_mapped=True) for each in suffixes[1:]]
-        saved = ShardFiles([first, *rest], decision["parameters"])
+        paths = [folder / f"optimizer_{each}.pt" for each in suffixes]
+        rest = [read_part(each, is_mapped=True) for each in paths[1:]]
+        saved = ShardFiles([first, *rest], decision["parameters"], paths)
         if "model" in decision["contents"]:
             check_target(folder, "model")
             found["buffers"] = read_part(folder / f"model_{suffixes[0]}.pt")["module"]
-            if strict:
-                _check_names(folder, saved, found["buffers"])
+            shapes = {name: getattr(each, "shape", None) for name, each in found["buffers"].items()}
+            shapes.update(pair for group in saved.names for pair in group)
+            check_names_and_shapes(folder, shapes, strict=strict)
             found["shards"] = saved
         if "optimizer" in decision["contents"] and with_optimizer:
             if with_moments:
@@ -191,15 +196,29 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
     return found["user_content"]
 
 
-def _read_optimizer(folder: Path, suffix: str, *, is_mapped: bool) -> dict[str, Any]:
+def _read_optimizer(folder: Path, suffix: str, has_fp16: bool | None, *, is_mapped: bool) -> dict[str, Any]:
     found: dict[str, Any] = read_part(folder / f"optimizer_{suffix}.pt", is_mapped=is_mapped)
     extra = folder / f"fp16_states_{suffix}.pt"
-    return joined_states(found, read_part(extra, is_mapped=is_mapped)) if extra.is_file() else found
+    # Decisions that were saved without this entry say nothing about the file.
+    if not (extra.is_file() if has_fp16 is None else has_fp16):
+        return found
+    return joined_states(found, read_part(extra, is_mapped=is_mapped), extra)
 
 
 def _without_moments(shard: Mapping[str, Any]) -> dict[str, Any]:
     masters = {index: {MASTER: each[MASTER]} for index, each in shard["state"].items() if MASTER in each}
     return {**shard, "state": masters}
+
+
+def _remove_parts(folder: Path) -> None:
+    """Removes an existing checkpoint with the same tag, whose files this one may not replace.
+
+    Ranks write only after all of them have removed. The decision goes first, so that the rest is incomplete.
+    """
+    (folder / DECISION).unlink(missing_ok=True)
+    for path in folder.glob("*.pt"):
+        if re.fullmatch(r"(model|optimizer|fp16_states)(_\d+){1,3}", path.stem):
+            path.unlink(missing_ok=True)  # other hosts may remove the same file of a shared disk
 
 
 def _with_shapes(user_content: Any, own: SavedShard) -> dict[str, Any]:
@@ -216,14 +235,37 @@ def _write_shard(folder: Path, own: SavedShard) -> None:
             torch.save(content, file)
 
 
-def _check_names(folder: Path, saved: ShardFiles, others: Mapping[str, Any]) -> None:
-    known = {name for group in saved.names for name, _ in group} | set(others)
-    lacking = [name for name, _ in state.model.named_parameters() if name not in known]
-    if lacking:
+def check_names_and_shapes(folder: Path, shapes: Mapping[str, Any], *, strict: bool) -> None:
+    """Checks that parameters and buffers fit the model, before one of them is loaded.
+
+    Args:
+        folder: Where they are, for messages.
+        shapes: The shape of each by its name, of this rank's slice; None: it is not a tensor.
+        strict: Whether the names must match. Of a tied parameter, one name is enough.
+
+    Raises:
+        ValueError: A name does not match, or a shape is another one.
+    """
+    module = state.model.get_module()
+    known = dict(module.named_parameters(remove_duplicate=False))
+    here = {name: getattr(each, "shape", None) for name, each in {**known, **module.state_dict()}.items()}
+    needed = [name for name, _ in state.model.named_parameters()] + [n for n in here if n not in known]
+    fix = "load a checkpoint of the same model"
+    if strict and (lacking := [name for name in needed if name not in shapes]):
         raise ValueError(
-            f"[smdp] {folder} lacks {names_of(lacking)} of this model; load a checkpoint of the same model,"
-            " or pass strict=False"
+            f"[smdp] {folder} lacks {names_of(lacking)} of this model; {fix}, or pass strict=False"
         )
+    if strict and (others := [name for name in shapes if name not in here]):
+        raise ValueError(
+            f"[smdp] {folder} has {names_of(others)}, which this model lacks; {fix}, or pass strict=False"
+        )
+    for name, saved in shapes.items():
+        own = here.get(name)
+        if saved is not None and own is not None and tuple(saved) != tuple(own):
+            raise ValueError(
+                f"[smdp] {folder} has {name!r} of shape {tuple(saved)}, but this model has {tuple(own)};"
+                f" {fix}"
+            )
 
 
 def is_first_on_host() -> bool:

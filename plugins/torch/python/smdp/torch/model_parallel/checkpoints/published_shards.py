@@ -14,10 +14,11 @@ from smdp.torch.model_parallel.checkpoints.checkpoint_files import read_part, re
 from smdp.torch.model_parallel.checkpoints.folders import DECISION, USER_CONTENT, folder_of
 from smdp.torch.model_parallel.checkpoints.full_checkpoint import with_tied_names
 from smdp.torch.model_parallel.checkpoints.parameter_shards import MARK, files_in
-from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_target
+from smdp.torch.model_parallel.checkpoints.partial_checkpoint import check_names_and_shapes, check_target
 from smdp.torch.model_parallel.checkpoints.sharded_data_parallel_checkpoint import (
     get_full_state_dict_from_sharded_data_parallel_checkpoint as read_whole,
 )
+from smdp.torch.model_parallel.job.ranks import pp_size, tp_size
 from smdp.torch.model_parallel.job.state import state
 
 
@@ -59,6 +60,10 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
             )
         check_target(folder, "model")
         found["model"] = with_tied_names(read_whole(root, tag=tag))
+        if pp_size() == 1:  # otherwise the names of all stages are checked on loading
+            # Tensors are whole, and those of this rank's model may be slices.
+            shapes = {name: each.shape if tp_size() == 1 else None for name, each in found["model"].items()}
+            check_names_and_shapes(folder, shapes, strict=strict)
         found["user_content"] = read_user_content(folder / USER_CONTENT)
 
     on_every_rank(read, group)

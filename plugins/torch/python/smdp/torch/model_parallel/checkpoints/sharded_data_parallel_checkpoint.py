@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from smdp.torch.model_parallel.checkpoints.parameter_shards import (
     files_in,
     read_shapes,
 )
+from smdp.torch.pipelining.state_dicts.state_entries import names_of
 
 __all__ = ["get_full_state_dict_from_sharded_data_parallel_checkpoint"]
 
@@ -62,12 +63,15 @@ def get_full_state_dict_from_sharded_data_parallel_checkpoint(
         raise ValueError(f"[smdp] {folder / USER_CONTENT} has no 'param_shapes', which name the shards")
     dims = _divided_dims(folder, files)
     shards = [[read_part(each, is_mapped=True) for each in own] for own in files]
-    saved = [ShardFiles(each, read_shapes(shapes)) for each in shards]
-    modules = [read_part(folder / f"model_{own[0].stem.partition('_')[2]}.pt")["module"] for own in files]
+    names = read_shapes(shapes)
+    saved = [ShardFiles(each, names, own) for each, own in zip(shards, files, strict=True)]
+    paths = [folder / f"model_{own[0].stem.partition('_')[2]}.pt" for own in files]
+    modules = [read_part(path)["module"] for path in paths]
     if MARK in shards[0][0]:
         read_part(folder / DECISION)  # what smdp writes is complete with this file
     else:  # parameters are there as well, without values
-        modules = [{name: each[name] for name in content["buffer_names"]} for each in modules]
+        listed = content.get("buffer_names", [])
+        modules = [_buffers(each, listed, path) for each, path in zip(modules, paths, strict=True)]
     found = {
         name: _joined([each[name] for each in modules], dims.get(name))
         for name, value in modules[0].items()
@@ -78,6 +82,22 @@ def get_full_state_dict_from_sharded_data_parallel_checkpoint(
         found[name] = _joined([part for _, part in parts], dims.get(name))
     prefix = "" if remove_smp_prefix else PREFIX
     return {prefix + name: each.to(dtype) for name, each in found.items()}
+
+
+def _buffers(module: Mapping[str, Any], names: Sequence[str], path: Path) -> dict[str, Any]:
+    """Returns the buffers of a published file, by the names in the model: both may have `PREFIX`.
+
+    Raises:
+        ValueError: The file lacks a buffer.
+    """
+    stored = {name.removeprefix(PREFIX): value for name, value in module.items()}
+    wanted = [name.removeprefix(PREFIX) for name in names]
+    if lacking := [name for name in wanted if name not in stored]:
+        raise ValueError(
+            f"[smdp] {path} lacks {names_of(lacking)}, which 'buffer_names' of {USER_CONTENT} lists; use the"
+            " files of one checkpoint"
+        )
+    return {name: stored[name] for name in wanted}
 
 
 def _divided_dims(folder: Path, files: Sequence[Sequence[Path]]) -> dict[str, int]:

@@ -43,13 +43,14 @@ def attend(
         query: (samples, heads, queries, head size).
         key: (samples, heads, keys, head size).
         value: Of the shape of `key`.
-        mask: Added to scores; broadcast to (samples, heads, queries, keys). It counts as half of the dtype's
-            range at most, so a query whose keys are all masked gets finite values. None: nothing is masked.
+        mask: Added to scores; broadcast to (samples, heads, queries, keys). It counts as a quarter of
+            the dtype's range at most, so a query whose keys are all masked gets finite values, and none of
+            later keys. None: nothing is masked.
         options: How scores are computed.
         drop: Drops attention weights. None: none are dropped.
 
     Raises:
-        ValueError: The sequence is longer than `causal_mask_size`.
+        ValueError: The sequence is longer than `causal_mask_size`, or the mask is boolean.
     """
     dtype = value.dtype
     if options.is_in_fp32:
@@ -98,9 +99,15 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None, options: AttentionOpt
             f"[smdp] the sequence has {length} tokens, but causal_mask_size = {size}; create the module with"
             " the largest length"
         )
+    if mask is not None and mask.dtype is torch.bool:
+        raise ValueError(
+            f"[smdp] the attention mask of shape {tuple(mask.shape)} is boolean, but a mask is added to"
+            " scores: 0 where a token is seen, and a very negative number where it is masked; pass"
+            " torch.zeros(mask.shape).masked_fill(is_masked, -math.inf)"
+        )
     # Where all keys are masked, weights must not be NaN, which infinite scores give. What fp16 rounds to
-    # infinity counts, and a finite mask whose sum with a score does.
-    found = None if mask is None else mask.to(query.dtype).clamp(min=torch.finfo(query.dtype).min / 2)
+    # infinity counts, and a finite mask whose sum with a score does. Causality hides more than a mask.
+    found = None if mask is None else mask.to(query.dtype).clamp(min=torch.finfo(query.dtype).min / 4)
     if options.slopes is not None:
         distances = torch.arange(1 - length, 1, device=query.device, dtype=query.dtype)
         biases = options.slopes.to(query) * distances
@@ -119,5 +126,5 @@ def _visible(query: Tensor, key: Tensor, options: AttentionOptions) -> Tensor:
 
 
 def _of_visible(visible: Tensor, like: Tensor) -> Tensor:
-    lowest = torch.finfo(like.dtype).min / 2  # half, because a mask may be as low, and sums must stay finite
+    lowest = torch.finfo(like.dtype).min / 2  # half, because sums with a mask and scores must stay finite
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, lowest)

@@ -43,10 +43,18 @@ def merged_masters() -> dict[str, Tensor]:
 
 
 def with_masters(whole: Mapping[str, Any], masters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns a state dict in which masters are in place of parameters, under all names of tied ones."""
-    place = {whole[name].data_ptr(): each for name, each in masters.items() if whole[name].numel()}
+    """Returns a state dict in which masters are in place of parameters, under all names of tied ones.
+
+    Parameters that a hook of the module has dropped from the state dict, or renamed alone, stay as they are.
+    """
+    # A buffer may be a view of a parameter, with the same address.
+    place = {
+        (value.data_ptr(), value.shape): each
+        for name, each in masters.items()
+        if isinstance(value := whole.get(name), Tensor) and value.numel()
+    }
     return {
-        name: place.get(each.data_ptr(), each) if isinstance(each, Tensor) else each
+        name: place.get((each.data_ptr(), each.shape), each) if isinstance(each, Tensor) else each
         for name, each in whole.items()
     }
 
