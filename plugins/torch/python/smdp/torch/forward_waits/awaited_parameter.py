@@ -74,10 +74,10 @@ _INDEPENDENT = frozenset(
 
 
 class Awaits(Protocol):
-    """Gives awaited parameters their new values."""
+    """Brings awaited parameters up to date."""
 
     def read(self, parameter: Parameter, *, is_direct: bool) -> None:
-        """Gives a parameter that is read its new values."""
+        """Brings a parameter that is read up to date."""
 
 
 class AwaitedParameter(Parameter):
@@ -131,7 +131,7 @@ def awaited_in(values: Any) -> list[AwaitedParameter]:
 
 
 def finish(parameter: Parameter, *, is_direct: bool = False) -> None:
-    """Gives an awaited parameter its new values, if nothing else has.
+    """Brings an awaited parameter up to date, if nothing else has.
 
     Args:
         parameter: The parameter.

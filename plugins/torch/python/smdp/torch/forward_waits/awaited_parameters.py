@@ -85,7 +85,7 @@ class AwaitedParameters:
                 self._awaited.add(index)
 
     def settle(self, indices: Iterable[int] | None = None) -> None:
-        """Gives parameters their new values, all of them by default.
+        """Brings parameters up to date, by default all of them.
 
         Raises:
             RuntimeError: An earlier error has kept parts of the model from their new values.
@@ -111,7 +111,7 @@ class AwaitedParameters:
         _reads.close(self)
 
     def finish_all(self) -> None:
-        """Gives all awaited parameters their new values."""
+        """Brings all awaited parameters up to date."""
         if self._awaited:
             self.settle()
 
@@ -141,7 +141,7 @@ class AwaitedParameters:
             self.finish_all()
 
     def read(self, parameter: Parameter, *, is_direct: bool) -> None:
-        """Gives a parameter that is read its new values."""
+        """Brings a parameter that is read up to date."""
         self._reads_directly |= is_direct and self._is_in_forward
         self.settle((self._index_of[id(parameter)],))
 

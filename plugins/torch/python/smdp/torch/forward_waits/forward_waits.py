@@ -58,7 +58,7 @@ class ForwardWaits:
         self._hook(root, units)
 
     def settle(self, indices: Iterable[int] | None = None) -> None:
-        """Gives parameters their new values.
+        """Brings parameters up to date.
 
         Args:
             indices: Which ones; None: all.

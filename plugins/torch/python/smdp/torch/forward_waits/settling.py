@@ -1,4 +1,4 @@
-"""Gives pending parameters their new values, and remembers an error that kept some from them."""
+"""Brings pending parameters up to date, and remembers an error that kept some from their new values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Settling:
         self._error: BaseException | None = None  # the error that kept parts from their new values
 
     def settle(self, indices: Iterable[int] | None = None) -> None:
-        """Gives parameters their new values.
+        """Brings parameters up to date.
 
         Args:
             indices: Which ones; None: all.
