@@ -44,7 +44,7 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool) -> Any:
         The user content.
 
     Raises:
-        ValueError: A file is missing, the state of the optimizer is wanted, or there is no model.
+        ValueError: A file is missing, no model was created yet, or the script asks for the optimizer's state.
         RuntimeError: The same error occurred on another rank.
     """
     group = state.running.mesh.group("mp" if state.cfg.sharded_data_parallel_degree == 1 else "world")
