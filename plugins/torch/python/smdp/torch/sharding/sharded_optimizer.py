@@ -66,8 +66,8 @@ class ShardedOptimizer(OptimizerLink):
             first. The next forward awaits them, and so does any operation that reads them before. Call
             `settle()` before a C++ extension or another thread's `torch.func` reads parameters, and if views
             of them were made earlier. Turn it off if only some forwards read parameters of other modules by
-            `torch.func` or a C++ extension. `step()` does not return early in a pipeline, with `share_parameters`,
-            or after the process has compiled code with torch.compile.
+            `torch.func` or a C++ extension. `step()` does not return early in a pipeline, with
+            `share_parameters`, or after the process has compiled code with torch.compile.
         share_parameters: Whether the ranks of a host keep one copy of the parameters, in shared memory.
             Writing to them outside of `step()` changes those of all ranks.
         offload: "disk:/DIRECTORY": this rank's state and masters are in a file on a local disk, except for
