@@ -176,8 +176,8 @@ ROOMS: dict[str, set[str]] = {
     "model_parallel.modules": _BELOW_ENGINE
     | {"model_parallel.job", "pipelining.engine", "pipelining.pipelined", "pipelining.state_dicts"}
     | {"model_parallel.nn", "model_parallel.tensor_parallelism"}
-    | {"data_parallel", "initialization", "mesh", "offload", "precision", "sharded_parameters", "sharding"}
-    | {"tensor_parallelism"},
+    | {"data_parallel", "initialization", "mesh", "offload", "precision", "process_group"}
+    | {"sharded_parameters", "sharding", "tensor_parallelism"},
     "model_parallel.training": _BELOW_ENGINE
     | {"model_parallel.job", "model_parallel.modules", "pipelining.engine", "pipelining.pipelined"}
     | {"model_parallel.tensor_parallelism"}

@@ -100,7 +100,7 @@ def updates_buffers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made(OPTIMIZERS["SGD"], scope="world")
     train(model, optimizer, range(2))
     events: list[str] = []
-    means, update = optimizer._means, optimizer._update
+    (means,), update = [each.means for each in optimizer._lists._lists], optimizer._update
     end, part, whole = means.end, update._step_part, update._step_whole
     monkeypatch.setattr(means, "end", lambda: (means.is_over or events.append("end"), end()))
     monkeypatch.setattr(update, "_step_part", lambda members: (events.append("part"), part(members)))

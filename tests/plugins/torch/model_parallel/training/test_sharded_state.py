@@ -33,10 +33,13 @@ def grouped(model: nn.Module) -> torch.optim.Optimizer:
 class Job:
     """A training script."""
 
-    def __init__(self, partitions: int, is_sharded: bool, *, is_wrapped_first: bool = True) -> None:
+    def __init__(
+        self, partitions: int, is_sharded: bool, *, slices: int = 1, is_wrapped_first: bool = True
+    ) -> None:
         smp.init(
             {
                 "partitions": partitions,
+                "tensor_parallel_degree": slices,
                 "microbatches": 2,
                 "ddp": True,
                 "skip_tracing": True,
@@ -45,6 +48,8 @@ class Job:
         )
         torch.manual_seed(0)
         module = Language(4, tied=True)
+        for block in module.blocks:
+            smp.set_tensor_parallelism(block.wide, slices > 1)
         if not is_wrapped_first:
             self.optimizer = smp.DistributedOptimizer(grouped(module))
         self.model = smp.DistributedModel(module)
@@ -71,8 +76,8 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(partitions: int, is_sharded: bool, *, is_wrapped_first: bool = True) -> Iterator[Job]:
-    yield Job(partitions, is_sharded, is_wrapped_first=is_wrapped_first)
+def job(partitions: int, is_sharded: bool, **options: Any) -> Iterator[Job]:
+    yield Job(partitions, is_sharded, **options)
     smp.barrier()
     smp.shutdown()
 
@@ -113,14 +118,16 @@ def check_names(found: Job) -> None:
         for number in group["params"]:
             name = shard["_smp_shard"]["pieces"][number][0]
             assert group["weight_decay"] == (0.1 if whole[name].ndim > 1 and name != "places" else 0.0)
-    total = sum(each.numel() for each in whole.values())
+    sliced = [each.numel() for each in whole.values() if model.is_distributed_parameter(each)]
+    assert (sum(sliced) > 0) == (smp.tp_size() > 1)
+    total = sum(each.numel() for each in whole.values()) + (smp.tp_size() - 1) * sum(sliced)
     own = sum(each.numel() for each in virtual.values())
-    assert own <= 1.01 * total / smp.rdp_size()
+    assert own <= 1.01 * total / smp.dp_size()
 
 
-def trains_to_the_same_bits(partitions: int) -> None:
-    folder = Path(os.environ["SMDP_TEST_FOLDER"], f"saved-{partitions}")
-    with job(partitions, is_sharded=False) as plain:
+def trains_to_the_same_bits(partitions: int, slices: int = 1) -> None:
+    folder = Path(os.environ["SMDP_TEST_FOLDER"], f"saved-{partitions}-{slices}")
+    with job(partitions, is_sharded=False, slices=slices) as plain:
         assert not plain.optimizer.redefined_params
         for batch in STEPS[:3]:
             plain.train(batch)
@@ -128,7 +135,7 @@ def trains_to_the_same_bits(partitions: int) -> None:
         own = copy.deepcopy(plain.optimizer.local_state_dict())
         plain.train(STEPS[3])
         final = local(plain.model)
-    with job(partitions, is_sharded=True) as sharded:
+    with job(partitions, is_sharded=True, slices=slices) as sharded:
         for batch in STEPS[:3]:
             sharded.train(batch)
         assert same(local(sharded.model), expected)
@@ -152,10 +159,10 @@ def trains_to_the_same_bits(partitions: int) -> None:
         again = sharded.optimizer.local_state_dict(gather_if_shard=False)
         assert same(again["state"], shard["state"])
     assert len(list(folder.glob("three_partial/optimizer_*"))) == smp_world()
-    assert len(list(folder.glob("three_partial/model_*"))) == partitions
+    assert len(list(folder.glob("three_partial/model_*"))) == partitions * slices
     # A sharded run resumes, and an unsharded one: before the first step, or after it.
     for is_sharded in (True, False):
-        with job(partitions, is_sharded) as resumed:
+        with job(partitions, is_sharded, slices=slices) as resumed:
             assert smp.resume_from_checkpoint(folder, "three") == {"step": 3}
             resumed.train(STEPS[3])
             assert same(local(resumed.model), final)
@@ -206,14 +213,29 @@ def test_two_partitions_with_two_replicas(tmp_path: Path) -> None:
     run(two_by_two, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
 
 
+def resume_slices_alone() -> None:
+    resumes_on_other_replicas(2)
+
+
+def slices_beside_whole_modules() -> None:
+    """The state of modules that are not distributed is divided by the ranks of all slices."""
+    trains_to_the_same_bits(1, slices=2)
+    trains_to_the_same_bits(2, slices=2)
+
+
+def test_slices_with_and_without_replicas(tmp_path: Path) -> None:
+    run(slices_beside_whole_modules, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
+    run(resume_slices_alone, 2, env={"SMDP_TEST_FOLDER": str(tmp_path)})
+
+
 def one_partition() -> None:
     trains_to_the_same_bits(1)
 
 
-def resume_on_three() -> None:
-    folder = Path(os.environ["SMDP_TEST_FOLDER"], "saved-1")
+def resumes_on_other_replicas(slices: int) -> None:
+    folder = Path(os.environ["SMDP_TEST_FOLDER"], f"saved-1-{slices}")
     expected = torch.load(folder / "expected.pt")
-    with job(1, is_sharded=True, is_wrapped_first=False) as resumed:
+    with job(1, is_sharded=True, slices=slices, is_wrapped_first=False) as resumed:
         assert resumed.optimizer.redefined_params
         smp.resume_from_checkpoint(folder, "three")
         found = resumed.optimizer.state_dict()
@@ -232,7 +254,7 @@ def guarded_save() -> None:
 
 
 def resume_and_guard() -> None:
-    resume_on_three()
+    resumes_on_other_replicas(1)
     guarded_save()
 
 

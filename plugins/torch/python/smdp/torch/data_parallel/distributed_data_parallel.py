@@ -11,6 +11,7 @@ from torch.distributed.algorithms.join import Join, JoinHook
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
+from smdp.torch.data_parallel.backward_gradients import BackwardGradients
 from smdp.torch.data_parallel.comm_hook import CommHook, comm_hook
 from smdp.torch.data_parallel.counted_steps import CountedSteps, bytes_of
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
@@ -348,9 +349,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             )
         return hooks
 
-    def averaged_gradients(self, feature: str, trained: Collection[nn.Parameter]) -> GradientHooks:
-        """Returns the gradient hooks as an `AveragingModel` does; all of them were chosen at wrapping."""
-        return self.gradient_hooks(feature, takes_momentum=True)
+    def averaged_gradients(self, feature: str, trained: Collection[nn.Parameter]) -> BackwardGradients:
+        """Returns the gradients as an `AveragingModel` does; all of them were chosen at wrapping."""
+        hooks = self.gradient_hooks(feature, takes_momentum=True)
+        return BackwardGradients([(hooks, self.process_group)], self)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Registers a communication hook with torch's reducer, for a module on a GPU.

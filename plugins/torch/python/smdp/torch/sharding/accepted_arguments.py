@@ -72,7 +72,7 @@ def accept(
     given = [one for group in optimizer.param_groups for one in group["params"]]
     hooks = model.averaged_gradients("ShardedOptimizer", given)
     _check_gradients(hooks)
-    if not given and isinstance(hooks, GradientHooks):  # other stages of a pipeline may have some
+    if not given and hooks.hooks:  # other stages of a pipeline may have some
         raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
     check_known(given, hooks, names_of(model))
     ways = ways_to_shard(optimizer, optimizer.param_groups)
@@ -124,13 +124,13 @@ def _check_arguments(optimizer: object, scope: str, master_dtype: object) -> Non
 
 def _check_gradients(hooks: AveragedGradients) -> None:
     """Checks that what the model averages can be sharded."""
-    if hooks.shards is not None or (isinstance(hooks, GradientHooks) and hooks.deferral is not None):
+    if hooks.shards is not None or any(each.deferral is not None for each in hooks.hooks):
         raise ValueError(
             "[smdp] this model is already in a StepInForward or a ShardedOptimizer. Create only one for a"
             " model."
         )
-    if isinstance(hooks, GradientHooks):
-        _check_reducer(hooks)
+    for each in hooks.hooks:
+        _check_reducer(each)
     for registered, parameter in zip(hooks.registered, hooks.parameters, strict=True):
         if not is_dense(parameter):
             raise ValueError(

@@ -7,7 +7,6 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from smdp import _core
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.data_parallel.reducer_options import KEEPING_COMPRESSIONS
 from smdp.torch.sharding.shard_layout import ShardLayout
@@ -22,15 +21,18 @@ class EarlyMeans:
     is far ahead of the sums, so that few gradients are in memory at any time.
 
     Args:
-        hooks: Hand gradients over.
-        reducer: Averages them.
+        hooks: Hand gradients over, to a reducer whose means are sharded.
         layout: The fusion buffers.
+        first: The index of the first of these gradients in the layout.
+        first_buffer: The number of their first fusion buffer in the layout.
     """
 
-    def __init__(self, hooks: GradientHooks, reducer: _core.GradientReducer, layout: ShardLayout) -> None:
+    def __init__(self, hooks: GradientHooks, layout: ShardLayout, first: int, first_buffer: int) -> None:
         self._hooks = hooks
-        self._reducer = reducer
+        self._reducer = hooks.reducer
         self._layout = layout
+        self._first = first
+        self._first_buffer = first_buffer
         # Where compression keeps errors, the reducer looks at all sums when the step ends.
         self._is_on = hooks.compression not in KEEPING_COMPRESSIONS
         self._coming: deque[int] = deque()
@@ -46,8 +48,8 @@ class EarlyMeans:
         if own is None:
             count = sum(piece.end - piece.begin for piece in pieces)
             own = self._own[index] = torch.empty(count, dtype=self._layout.parameters[index].dtype)
-        self._hooks.own[index] = own
-        self._reducer.sum_into(index, own.data_ptr())
+        self._hooks.own[index - self._first] = own
+        self._reducer.sum_into(index - self._first, own.data_ptr())
 
     def handed_over(self, index: int) -> None:
         """Frees what is summed. A gradient that is not alone in its buffer was copied there."""
@@ -57,12 +59,13 @@ class EarlyMeans:
             self._free(index)
             return
         lent = self._hooks.lent
-        coming = {one: lent[one] for one in (*self._coming, index) if one in lent}
+        every = ((one, lent.get(one - self._first)) for one in (*self._coming, index))
+        coming = {one: grad for one, grad in every if grad is not None}
         ahead = sum(grad.nbytes for grad in coming.values()) - coming[index].nbytes
         self._coming = deque(coming)
         while self._coming:
             oldest = self._coming[0]
-            number = self._layout.buffer_of(oldest)
+            number = self._layout.buffer_of(oldest) - self._first_buffer
             must_wait = ahead > _MOST_BYTES and oldest != index
             if not (self._reducer.await_means(number) if must_wait else self._reducer.has_means(number)):
                 return
@@ -71,11 +74,11 @@ class EarlyMeans:
             self._free(oldest)
 
     def _free(self, index: int) -> None:
-        self._hooks.parameters[index].grad = None
-        self._hooks.freed.add(index)
-        del self._hooks.lent[index]
+        self._layout.parameters[index].grad = None
+        self._hooks.freed.add(index - self._first)
+        del self._hooks.lent[index - self._first]
 
     def take(self, index: int) -> Tensor | None:
         """Returns this rank's values of a mean, or None if they replace those of the gradient."""
         self._coming.clear()  # backward has ended
-        return self._hooks.own.pop(index, None)
+        return self._hooks.own.pop(index - self._first, None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from smdp.torch.data_parallel.averaged_gradients import ShardedReducer
+from smdp import _core
 from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.data_parallel.reducer_options import KEEPING_COMPRESSIONS
 from smdp.torch.process_group.profiling import ranged
@@ -27,7 +27,7 @@ class MeansUnderWay:
         is_over: Whether all means have arrived.
     """
 
-    def __init__(self, reducer: ShardedReducer, hooks: GradientHooks | None) -> None:
+    def __init__(self, reducer: _core.GradientReducer, hooks: GradientHooks | None) -> None:
         self._reducer = reducer
         # Gradients keep this object, but must not keep a wrapper that was replaced.
         self._hooks = None if hooks is None else weakref.ref(hooks)

@@ -15,7 +15,7 @@ _RESIDUAL = 0
 _LATE = 2
 
 
-def move_residuals(hooks: GradientHooks, old: _core.GradientReducer | None, layout: ShardLayout) -> None:
+def move_residuals(hooks: GradientHooks, old: _core.GradientReducer, layout: ShardLayout, first: int) -> None:
     """Moves what earlier steps have kept into the reducer whose means are sharded.
 
     With "int8", the owner of a sum has also kept the error of sending it. Owners of the world do not send
@@ -25,8 +25,9 @@ def move_residuals(hooks: GradientHooks, old: _core.GradientReducer | None, layo
         hooks: Their reducer is sharded already.
         old: Their reducer before.
         layout: Says which pieces this rank owns.
+        first: The index of the first of these gradients in the layout.
     """
-    if hooks.compression not in KEEPING_COMPRESSIONS or old is None or old.steps == 0:
+    if hooks.compression not in KEEPING_COMPRESSIONS or old.steps == 0:
         return
     keeps_sums = hooks.compression == "int8" and hooks.scope == "world"
     for index, (_, dtype, count) in enumerate(hooks.registered):
@@ -37,11 +38,11 @@ def move_residuals(hooks: GradientHooks, old: _core.GradientReducer | None, layo
         if not any(found):
             continue
         if keeps_sums:
-            for begin, end in layout.pieces[index]:
+            for begin, end in layout.pieces[first + index]:
                 parts[_LATE][begin:end] += parts[_RESIDUAL][begin:end]
                 parts[_RESIDUAL][begin:end] = 0
         for part, values in enumerate(parts):
             hooks.reducer.set_kept(index, part, values.data_ptr())
     hooks.momentum.velocity = {
-        index: layout.cut(index, velocity[0]) for index, velocity in hooks.momentum.velocity.items()
+        index: layout.cut(first + index, velocity[0]) for index, velocity in hooks.momentum.velocity.items()
     }

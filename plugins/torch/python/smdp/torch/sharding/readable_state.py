@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from smdp.torch.sharding.shard_layout import Piece, ShardLayout
+from smdp.torch.sharding.shard_owners import ShardOwners
 from smdp.torch.sharding.sharded_state import ShardedState
 from smdp.torch.sharding.sharded_values import ShardedValues
 
@@ -19,14 +21,14 @@ class ReadableState:
     Args:
         state: The state of the wrapped optimizer.
         layout: Says which pieces this rank owns.
-        is_saved: Whether this rank's pieces are saved. If every host has a whole state, those of one host
-            are.
+        owners: The ranks that own the shards of each parameter, by index. If every host has a whole state,
+            that of one host is saved.
     """
 
-    def __init__(self, state: ShardedState, layout: ShardLayout, *, is_saved: bool) -> None:
+    def __init__(self, state: ShardedState, layout: ShardLayout, owners: Sequence[ShardOwners]) -> None:
         self._state = state
         self._layout = layout
-        self._is_saved = is_saved
+        self._owners = owners
 
     def local(self) -> dict[str, list[tuple[Piece, dict[str, Any]]]]:
         """Returns this rank's ranges of each parameter with their state, by the parameter's name."""
@@ -43,9 +45,11 @@ class ReadableState:
 
         The rank with the first element of a parameter saves what the optimizer stores once for it.
         """
-        if not self._is_saved:
-            return {}
-        return {self._layout.parameters[index]: self._saved(index) for index in self._state.pieces}
+        return {
+            self._layout.parameters[index]: self._saved(index)
+            for index in self._state.pieces
+            if self._owners[index].is_counted
+        }
 
     def room(self, parameter: Parameter, key: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
         """Returns an uninitialized tensor for what a checkpoint has under a key of the parameter's state."""

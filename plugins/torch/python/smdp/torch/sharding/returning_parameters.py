@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from smdp.torch.data_parallel.averaged_gradients import ParameterGather
 from smdp.torch.forward_waits.awaited_parameters import AwaitedParameters
 from smdp.torch.forward_waits.pending_watch import Words
 from smdp.torch.process_group.profiling import ranged
+from smdp.torch.sharding.joined_reducers import JoinedGather
 from smdp.torch.sharding.shard_layout import ShardLayout
 from smdp.torch.sharding.write_watch import WriteWatch
 
@@ -42,10 +42,10 @@ class ReturningParameters:
         self._parameters = parameters
         self._updated = updated
         self._watch = watch
-        self._gather: ParameterGather | None = None
+        self._gather: JoinedGather | None = None
         self.pending: set[int] = set()
 
-    def expect(self, gather: ParameterGather) -> None:
+    def expect(self, gather: JoinedGather) -> None:
         """Takes a gather of which this rank has sent all its parts."""
         self._gather = gather
         self.pending.update(range(len(self._parameters)))

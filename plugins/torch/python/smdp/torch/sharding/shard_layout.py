@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from smdp.torch.data_parallel.averaged_gradients import ParameterGather, ShardedReducer
+from smdp.torch.sharding.joined_reducers import JoinedGather, JoinedReducers
 
 # Optimizers make several passes over each piece. One of this size and its temporary tensors stay in a cache,
 # and are too small for allocations that map memory.
@@ -54,7 +54,7 @@ class ShardLayout:
     being copied. A large parameter, which has its own buffer, stays where it is.
 
     Args:
-        reducer: A reducer whose `shards` are "world" or "host".
+        reducer: The reducers of the gradients.
         parameters: The parameters, by index. Each is dense; see `is_dense()`.
         names: Their names.
         whole: The indices of the parameters that the reducer does not cut.
@@ -70,7 +70,7 @@ class ShardLayout:
 
     def __init__(
         self,
-        reducer: ShardedReducer,
+        reducer: JoinedReducers,
         parameters: Sequence[Parameter],
         names: Sequence[str],
         whole: Collection[int] = (),
@@ -164,7 +164,7 @@ class ShardLayout:
         parameter = self.parameters[index]
         return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
 
-    def gather(self) -> ParameterGather:
+    def gather(self) -> JoinedGather:
         """Starts sending the pieces of all ranks to all ranks, buffer by buffer. Collective.
 
         Pieces may be updated from now on. In common memory, this waits until no other rank uses them.

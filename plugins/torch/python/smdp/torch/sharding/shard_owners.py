@@ -31,7 +31,9 @@ class ShardOwners:
         group: All ranks that average the gradients.
         scope: "world": each element has one owner. "host": it has one on every host.
         means: The means of the last backward.
-        count: The number of gradients.
+        count: The number of gradients in all lists.
+        is_wide: Whether ranks with other slices are among them. Each slice collects state on a rank of its
+            own.
 
     Attributes:
         group: All ranks that average the gradients.
@@ -39,15 +41,19 @@ class ShardOwners:
         copies: How many ranks own each element.
         is_counted: Whether this rank's pieces are added to sums over all ranks. With several owners of each
             element, only those of the first host are.
+        is_wide: Whether ranks with other slices are among them.
     """
 
-    def __init__(self, group: ProcessGroupSmdp, scope: str, means: MeansUnderWay, count: int) -> None:
+    def __init__(
+        self, group: ProcessGroupSmdp, scope: str, means: MeansUnderWay, count: int, *, is_wide: bool
+    ) -> None:
         hosts = group.core.hosts
         self.group = group
         self.copies = len(hosts) if scope == "host" else 1
         self.is_counted = scope == "world" or group.rank() in hosts[0]
         self.means = means
         self._count = count
+        self.is_wide = is_wide
         self._held: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
         self._known: dict[int, Tensor] = {}  # norms that no call has returned yet
         self._known_of = (0, 0.0)  # the step and the order of these norms
@@ -84,6 +90,16 @@ class ShardOwners:
         told = torch.tensor([holds], dtype=torch.uint8)
         dist.all_reduce(told, dist.ReduceOp.MIN, group=self.group)
         return bool(told)
+
+    def add_up(self, values: Tensor, to: int) -> None:
+        """Adds up the values of all ranks, on the global rank `to`. Collective.
+
+        The values of other ranks are undefined then.
+        """
+        if self.is_wide:
+            dist.all_reduce(values, group=self.group)
+        else:
+            dist.reduce(values, to, group=self.group)
 
     def hold(self, index: int, grad: Held) -> None:
         """Adds the newest mean of a gradient, until it is collected."""

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from smdp.torch.data_parallel.averaged_gradients import AveragedGradients, ParameterGather
+from smdp.torch.data_parallel.averaged_gradients import AveragedGradients
 from smdp.torch.optimizers.step_part import has_step_hooks, step_part
+from smdp.torch.sharding.joined_reducers import JoinedGather
 from smdp.torch.sharding.kept_values import keeps_per_group, kept_values
-from smdp.torch.sharding.means_under_way import MeansUnderWay
 from smdp.torch.sharding.offloaded_state import OffloadedState
 from smdp.torch.sharding.shard_layout import ShardLayout
+from smdp.torch.sharding.shard_lists import ShardLists
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
 
@@ -31,7 +32,7 @@ class ShardUpdate:
         hooks: Have the gradients.
         layout: The fusion buffers.
         state: Has the pieces.
-        means: The means of the last backward.
+        lists: Have the means of the last backward.
         offloaded: Brings the state of a fusion buffer into memory for its update; None: it always is there.
     """
 
@@ -41,21 +42,21 @@ class ShardUpdate:
         hooks: AveragedGradients,
         layout: ShardLayout,
         state: ShardedState,
-        means: MeansUnderWay,
+        lists: ShardLists,
         offloaded: OffloadedState | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._hooks = hooks
         self._layout = layout
         self._state = state
-        self._means = means
+        self._lists = lists
         self._offloaded = offloaded
         self._group_of: dict[int, int] = {}  # by index of the parameter
         self._known: set[int] = set()  # groups that had a gradient here in a step that was made as a whole
         self._is_per_group = False
         self._factor: Tensor | None = None
 
-    def run(self, loss_scale: Tensor | None = None) -> ParameterGather:
+    def run(self, loss_scale: Tensor | None = None) -> JoinedGather:
         """Updates and sends all pieces. Collective.
 
         Args:
@@ -85,17 +86,17 @@ class ShardUpdate:
                     self._known |= used
             is_known = bool(self._known) and used <= self._known
             if not is_known or self._is_per_group or has_step_hooks(self._optimizer):
-                self._means.end()
+                self._lists.end()
                 self._step_whole()
                 self._known |= used
                 for number in range(self._layout.size):
                     gather.ready(number)
             else:
-                for numbers in self._means.in_order():
+                for numbers in self._lists.in_order():
                     self._step_buffers(numbers)
                     for number in numbers:
                         gather.ready(number)
-                self._means.end()
+                self._lists.end()
             if self._offloaded is not None:
                 self._offloaded.end()
         finally:

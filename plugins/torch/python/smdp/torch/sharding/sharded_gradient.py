@@ -252,7 +252,8 @@ class ShardedGradient(Tensor):
             grads, found, factor = args
             if pieces := [piece for one in grads for piece in one._changed(func)]:
                 func(pieces, found, factor)
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=grads[0]._owners.group)
+            for owners in dict.fromkeys(one._owners for one in grads):
+                dist.all_reduce(found, dist.ReduceOp.MAX, group=owners.group)
             return None
         raise _refused(func, _shape_of(args, cls))
 
@@ -293,9 +294,13 @@ def _norms(grads: Sequence[Tensor], order: float = 2, *args: Any, **kwargs: Any)
             "[smdp] some of these gradients are distributed over the ranks by a ShardedOptimizer, and others"
             " are not. Compute the norms of both kinds separately."
         )
-    own = [one.averaged("a norm") for one in found]
     dtype = kwargs.get("dtype") or found[0].dtype
-    return list(found[0]._owners.norms(own, float(order)).to(dtype).unbind())
+    norms = torch.zeros(len(found), dtype=torch.float64)
+    for owners in dict.fromkeys(one._owners for one in found):
+        places = [place for place, one in enumerate(found) if one._owners is owners]
+        own = [found[place].averaged("a norm") for place in places]
+        norms[places] = owners.norms(own, float(order))
+    return list(norms.to(dtype).unbind())
 
 
 def _norm(grad: ShardedGradient, order: float = 2, *args: Any, **kwargs: Any) -> Tensor:

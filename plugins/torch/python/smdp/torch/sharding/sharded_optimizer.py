@@ -12,26 +12,21 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from smdp import _core
 from smdp.torch.data_parallel.averaged_gradients import AveragingModel
-from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.forward_waits.awaited_parameters import AwaitedParameters
 from smdp.torch.forward_waits.forward_waits import end_at_exit
 from smdp.torch.optimizers.optimizer_link import OptimizerLink
 from smdp.torch.process_group import completion
 from smdp.torch.sharding.accepted_arguments import Accepted, accept, check_model, names_of, ways_to_add
-from smdp.torch.sharding.early_means import EarlyMeans
 from smdp.torch.sharding.host_parameters import HostParameters, tell_unusable
 from smdp.torch.sharding.master_parameters import MasterParameters
-from smdp.torch.sharding.means_under_way import MeansUnderWay
-from smdp.torch.sharding.moved_residuals import move_residuals
 from smdp.torch.sharding.offloaded_state import OffloadedState
 from smdp.torch.sharding.readable_state import ReadableState
 from smdp.torch.sharding.returning_parameters import ReturningParameters, awaited_parameters
 from smdp.torch.sharding.same_choices import agreed, described
 from smdp.torch.sharding.scope_choice import check_host_scope, choose, demand_of
 from smdp.torch.sharding.shard_layout import Piece, ShardLayout
-from smdp.torch.sharding.shard_owners import ShardOwners
+from smdp.torch.sharding.shard_lists import ShardLists
 from smdp.torch.sharding.shard_update import ShardUpdate
 from smdp.torch.sharding.sharded_gradient import ShardedGradient
 from smdp.torch.sharding.sharded_state import ShardedState
@@ -127,23 +122,23 @@ class ShardedOptimizer(OptimizerLink):
         if share_parameters:
             names = [one.name for one in hooks.registered]
             self._common = HostParameters(group, hooks.parameters, names)
-        unsharded = hooks.reducer if isinstance(hooks, GradientHooks) else None
-        is_overlapped = overlap_forward and unsharded is not None and not share_parameters
+        is_overlapped = overlap_forward and hooks.called is not None and not share_parameters
         self._masters = MasterParameters(master_dtype)
         self.keeps_masters = master_dtype is not None
         if scope == "auto":
             demand = demand_of(given, ways.keys, self._masters, is_overlapped=is_overlapped)
-            scope = choose(demand, group, unsharded)
+            scope = choose(demand, group, hooks.hooks[0].reducer if hooks.hooks else None)
         elif scope == "host":
             check_host_scope(group.core.hosts)
         # Parameters of groups that are added later are treated as the others are.
         uncut = hooks.parameters if ways.is_whole else ways.whole
         self._uncut = frozenset(self._index[id(one)] for one in uncut)
-        self._reducer = hooks.shard(scope, self._uncut)
+        self._group = group
+        self._lists = ShardLists(hooks, group, scope, self._uncut)
         try:
-            self._take_over(model, optimizer, accepted, unsharded, scope, is_overlapped=is_overlapped)
-        except BaseException as error:  # nothing else would take the means of this reducer
-            self._reducer.abort(f"a ShardedOptimizer could not be created: {error}")
+            self._take_over(model, optimizer, accepted, is_overlapped=is_overlapped)
+        except BaseException as error:  # nothing else would take the means of these reducers
+            self._lists.reducer.abort(f"a ShardedOptimizer could not be created: {error}")
             raise
 
     def _take_over(
@@ -151,41 +146,35 @@ class ShardedOptimizer(OptimizerLink):
         model: AveragingModel,
         optimizer: Optimizer,
         accepted: Accepted,
-        unsharded: _core.GradientReducer | None,
-        scope: str,
         *,
         is_overlapped: bool,
     ) -> None:
         """Moves parameters and state to where they are updated, and the means to their owners."""
         hooks, given, ways, pool = accepted
-        names = [one.name for one in hooks.registered]
-        self._means = MeansUnderWay(self._reducer, hooks if isinstance(hooks, GradientHooks) else None)
-        owners = self._owners = ShardOwners(model.process_group, scope, self._means, len(hooks.parameters))
-        self.layout = ShardLayout(self._reducer, hooks.parameters, names, self._uncut, self._common)
+        names, lists = [one.name for one in hooks.registered], self._lists
+        self.layout = ShardLayout(lists.reducer, hooks.parameters, names, self._uncut, self._common)
         self._watch = None
         if self._common is not None:
             self._watch = WriteWatch(model.module, hooks.parameters, names, self._common.await_host)
             self._common.trim()
-        self._early: EarlyMeans | None = None
-        self._state = ShardedState(optimizer, self.layout, owners, self._index, self._masters)
+        self._state = ShardedState(
+            optimizer, self.layout, lists.owners, lists.groups, self._index, self._masters
+        )
         for one in given:
             self._state.add(one, ways.keys)
         self._whole: dict[int, Any] | None = None
-        self.readable = ReadableState(self._state, self.layout, is_saved=owners.is_counted)
+        self.readable = ReadableState(self._state, self.layout, lists.owners)
         self._returning = ReturningParameters(self.layout, hooks.parameters, self._state.pieces, self._watch)
         self._offloaded: OffloadedState | None = None
         if pool is not None:
             self._offloaded = OffloadedState(pool, self.layout, self._state, optimizer)
             self._offloaded.put_all_away()
-        self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, self._means, self._offloaded)
+        self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, lists, self._offloaded)
         self._waits: AwaitedParameters | None = None
-        if is_overlapped:
-            self._waits = awaited_parameters(model, hooks.parameters, self._returning)
+        if is_overlapped and hooks.called is not None:
+            self._waits = awaited_parameters(hooks.called, hooks.parameters, self._returning)
         hooks.shards = self
-        if isinstance(hooks, GradientHooks):
-            self._early = EarlyMeans(hooks, hooks.reducer, self.layout)
-            move_residuals(hooks, unsharded, self.layout)
-            hooks.deferral = self._means
+        lists.take_over(self.layout)
         end_at_exit(self)
 
     def __del__(self) -> None:
@@ -196,9 +185,9 @@ class ShardedOptimizer(OptimizerLink):
         with contextlib.suppress(Exception):
             if self._waits is not None:
                 self._waits.remove_hooks()
-            if not self._means.is_over or returning.pending:
+            if not self._lists.is_over or returning.pending:
                 if completion.is_current_thread():  # waiting here could block the thread that ends it
-                    self._reducer.abort("a ShardedOptimizer was collected in the middle of a step")
+                    self._lists.reducer.abort("a ShardedOptimizer was collected in the middle of a step")
                 else:
                     self.end()
             if self._common is not None and not sys.is_finalizing():
@@ -222,12 +211,12 @@ class ShardedOptimizer(OptimizerLink):
         Raises:
             RuntimeError: An earlier error has left parts of the model without their new values.
         """
-        self._means.end()
+        self._lists.end()
         self._settle_parameters()
 
     def end(self) -> None:
         """Waits until nothing is under way, without a look at earlier errors."""
-        self._means.end()
+        self._lists.end()
         self._returning.receive_all()
         if self._waits is not None:
             self._waits.release()
@@ -243,26 +232,30 @@ class ShardedOptimizer(OptimizerLink):
         }
 
     @property
+    def shared_by_slices(self) -> frozenset[str]:
+        """The names of the parameters of which ranks with other slices own pieces as well."""
+        owners = zip(self.layout.names, self._lists.owners, strict=True)
+        return frozenset(name for name, each in owners if each.is_wide)
+
+    @property
     def keys_per_parameter(self) -> frozenset[Any]:
         """The keys of the state that are not cut into pieces."""
         return self._state.keys.per_parameter
 
     def mean(self, index: int, lent: Tensor | None) -> Tensor:
         """Returns the mean of a gradient, of which this rank has its pieces."""
-        own = None if self._early is None else self._early.take(index)
-        self._means.lend(own, lent if self.layout.is_alone(index) else None)
+        own = self._lists.take(index, lent, is_alone=self.layout.is_alone(index))
         parameter, ranges = self._hooks.parameters[index], self.layout.pieces[index]
-        return ShardedGradient(parameter, index, ranges, self.layout.means(index, lent, own), self._owners)
+        means, owners = self.layout.means(index, lent, own), self._lists.owners[index]
+        return ShardedGradient(parameter, index, ranges, means, owners)
 
     def hand_over(self, index: int) -> None:
         """Makes memory for the mean of a gradient."""
-        if self._early is not None:
-            self._early.hand_over(index)
+        self._lists.hand_over(index)
 
     def handed_over(self, index: int) -> None:
         """Frees gradients that are summed already."""
-        if self._early is not None:
-            self._early.handed_over(index)
+        self._lists.handed_over(index)
 
     def contribution(self, grad: Tensor) -> Tensor:
         """Returns what this rank adds to the next mean, given a parameter's gradient."""
@@ -279,7 +272,7 @@ class ShardedOptimizer(OptimizerLink):
 
     def agree(self, holds: bool) -> bool:
         """Returns whether something holds on all ranks that have pieces. Collective."""
-        return self._owners.agree(holds)
+        return self._lists.agree(holds)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates this rank's shard, sends it to the other ranks, and receives theirs. Collective.
@@ -332,7 +325,7 @@ class ShardedOptimizer(OptimizerLink):
         group = {**param_group, "params": [given] if isinstance(given, Tensor) else list(given)}
         whole_group = {**self.inner.defaults, **group}
         ways = agreed(
-            self._owners.group,
+            self._group,
             "add_param_group()",
             lambda: ways_to_add(
                 self.inner, whole_group, self._hooks, self._names, self._masters, self.layout
@@ -356,7 +349,7 @@ class ShardedOptimizer(OptimizerLink):
         Raises:
             ValueError: That rank does not average the model's gradients.
         """
-        ranks = torch.distributed.get_process_group_ranks(self._owners.group)
+        ranks = torch.distributed.get_process_group_ranks(self._group)
         to = ranks[0] if to is None else to
         if to not in ranks:
             raise ValueError(
@@ -435,7 +428,7 @@ class ShardedOptimizer(OptimizerLink):
         except BaseException as error:
             reason = str(error).removeprefix("[smdp] ") or type(error).__name__
             reason = f"step() of a ShardedOptimizer failed: {reason}"
-            self._reducer.abort(reason)
+            self._lists.reducer.abort(reason)
             if self._common is not None:
                 self._common.abort(reason)
                 tell_unusable(error)

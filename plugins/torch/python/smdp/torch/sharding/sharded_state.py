@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from smdp.torch.process_group.process_group import ProcessGroupSmdp
 from smdp.torch.sharding.group_options import own_options, take_options
 from smdp.torch.sharding.loaded_state import check_loaded
 from smdp.torch.sharding.master_parameters import MASTER, MasterParameters
@@ -38,7 +39,8 @@ class ShardedState:
     Args:
         optimizer: The wrapped optimizer. Its groups have the parameters of the model.
         layout: Says which pieces this rank owns.
-        owners: The ranks that own the shards.
+        owners: The ranks that own the shards of each parameter, by index.
+        groups: Their groups, each once.
         index_of: The index of each parameter by its id.
         masters: Keep 16-bit parameters in 32 bits.
 
@@ -53,13 +55,15 @@ class ShardedState:
         self,
         optimizer: Optimizer,
         layout: ShardLayout,
-        owners: ShardOwners,
+        owners: Sequence[ShardOwners],
+        groups: Sequence[ProcessGroupSmdp],
         index_of: Mapping[int, int],
         masters: MasterParameters,
     ) -> None:
         self._optimizer = optimizer
         self._layout = layout
         self._owners = owners
+        self._groups = groups
         self._masters = masters
         self.index_of = index_of
         self.pieces: dict[int, list[Parameter]] = {}
@@ -125,14 +129,16 @@ class ShardedState:
         numbered = [one for group in groups for one in group["params"]]
         own = [self._kinds(parameter) for parameter in numbered]
         pieces = [[piece for one in group["params"] for piece in self.pieces_of(one)] for group in groups]
-        both: list[Any] = [None] * dist.get_world_size(self._owners.group)
-        dist.all_gather_object(both, (own, own_options(groups, pieces)), group=self._owners.group)
-        told = [kinds for kinds, _ in both]
-        take_options(groups, [options for _, options in both], dist.get_rank(self._owners.group))
+        told: dict[ProcessGroupSmdp, list[Any]] = {}
+        for ranks in self._groups:
+            both: list[Any] = [None] * ranks.size()
+            dist.all_gather_object(both, (own, own_options(groups, pieces)), group=ranks)
+            told[ranks] = [kinds for kinds, _ in both]
+            take_options(groups, [options for _, options in both], ranks.rank())
         whole: dict[int, Any] = {}
         for number, parameter in enumerate(numbered):
             kinds: dict[Any, Any] = {}
-            for each in told:
+            for each in told[self._owners[self.index_of[id(parameter)]].group]:
                 for key, kind in each[number].items():
                     if key not in kinds or isinstance(kind, _Kind):
                         kinds[key] = kind
@@ -218,7 +224,7 @@ class ShardedState:
     def _collected(self, parameter: Parameter, key: Any, kind: _Kind, to: int) -> Tensor | None:
         """Returns a whole tensor of the state on the rank `to`, and None on the others, which send slices."""
         index = self.index_of[id(parameter)]
-        found = None
+        owners, found = self._owners[index], None
         if dist.get_rank() == to:
             is_like = kind.shape is None
             found = (
@@ -227,7 +233,7 @@ class ShardedState:
                 else torch.empty(kind.shape, dtype=kind.dtype)
             )
             found.zero_()
-        own = list(self._own_values(index, key, kind)) if self._owners.is_counted else []
+        own = list(self._own_values(index, key, kind)) if owners.is_counted else []
         count = parameter.numel() if kind.shape is None else math.prod(kind.shape)
         for begin in range(0, count, _MOST_AT_ONCE):
             end = min(begin + _MOST_AT_ONCE, count)
@@ -239,7 +245,7 @@ class ShardedState:
                 if first < last:
                     part[first - begin : last - begin] = values[first - place.begin : last - place.begin]
             # The sum of integers keeps the bits: one rank has them, and the others have zeros.
-            dist.reduce(part.view(_INTEGERS[kind.dtype.itemsize]), to, group=self._owners.group)
+            owners.add_up(part.view(_INTEGERS[kind.dtype.itemsize]), to)
         return found
 
     def _own_values(self, index: int, key: Any, kind: _Kind) -> Iterator[tuple[Piece, Tensor]]:

@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ from smdp._shown import shown
 from smdp.torch.model_parallel.job.ranks import mp_rank, pp_rank, pp_size, rdp_rank, tp_rank, tp_size
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.training.distributed_optimizer import joined_part
-from smdp.torch.model_parallel.training.shards_of_state import is_shard
+from smdp.torch.model_parallel.training.shards_of_state import is_shard, slices_of
 
 File: TypeAlias = str | PathLike[str] | IO[bytes]
 
@@ -92,7 +92,11 @@ def load(
         whole = _whole_path(f, "load")
         source = _path_of_part(whole)
         if not Path(source).exists() and (shards := _shards(Path(whole))):
-            return _of_shards([load(each, map_location, partial=False) for each in shards])
+            found = [load(each, map_location, partial=False) for each in shards]
+            if not all(map(is_shard, found)):
+                return found[rdp_rank() if rdp_rank() < len(found) else 0]
+            others = [path for number in slices_of(found[0])[1:] for path in _shards(Path(whole), number)]
+            return joined_part(found + [load(each, map_location, partial=False) for each in others])
         _check_parts(Path(whole), Path(source))
     if isinstance(source, (str, PathLike)) and not Path(source).is_file():
         raise FileNotFoundError(f"[smdp] there is no file {os.fspath(source)} to load")
@@ -144,28 +148,30 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def part_suffix() -> str:
-    """Returns the suffix of this rank's file names, which contains the pipeline rank and the tensor rank."""
-    return f"{pp_rank()}_{tp_rank()}"
+def part_suffix(number: int | None = None) -> str:
+    """Returns the suffix of this rank's file names, which contains the pipeline rank and the tensor rank.
+
+    Args:
+        number: The tensor rank, if it is not that of this rank.
+    """
+    return f"{pp_rank()}_{tp_rank() if number is None else number}"
 
 
-def shard_suffix(replica: int) -> str:
-    """Returns the suffix of a file with the optimizer state that a replica has of this rank's parameters."""
-    return f"{part_suffix()}_{replica}"
+def shard_suffix(replica: int, number: int | None = None) -> str:
+    """Returns the suffix of a file with the optimizer state that a replica has of this rank's parameters.
+
+    Args:
+        replica: The number of the replica.
+        number: The tensor rank, if it is not that of this rank.
+    """
+    return f"{part_suffix(number)}_{replica}"
 
 
-def _shards(f: Path) -> list[Path]:
-    """Returns the files with shards of this rank's part."""
-    found = list(f.parent.glob(f"{glob.escape(f.name)}_{part_suffix()}_*"))
-    numbered = {int(number): path for path in found if (number := path.name.rpartition("_")[2]).isdigit()}
-    return [numbered[number] for number in sorted(numbered)]
-
-
-def _of_shards(found: Sequence[Any]) -> Any:
-    """Returns what the files of all replicas contain for this rank."""
-    if all(map(is_shard, found)):
-        return joined_part(found)
-    return found[rdp_rank() if rdp_rank() < len(found) else 0]
+def _shards(f: Path, number: int | None = None) -> list[Path]:
+    """Returns the files with shards of this rank's part, or of that of another tensor rank."""
+    found = list(f.parent.glob(f"{glob.escape(f.name)}_{part_suffix(number)}_*"))
+    numbered = {int(last): path for path in found if (last := path.name.rpartition("_")[2]).isdigit()}
+    return [numbered[replica] for replica in sorted(numbered)]
 
 
 def _whole_path(f: File, call: str) -> str:

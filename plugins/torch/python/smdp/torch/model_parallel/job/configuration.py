@@ -63,8 +63,7 @@ class Configuration:
             needs `ddp`.
         prescaled_batch: Whether the ranks of a tensor-parallel group have the same samples, instead of each
             its own.
-        shard_optimizer_state: Whether replicas share the optimizer's state instead of each keeping it; needs
-            `ddp`.
+        shard_optimizer_state: Whether data-parallel ranks share the optimizer's state; needs `ddp`.
         skip_tracing: Whether the model is cut by bytes of parameters instead of measured times.
         delayed_parameter_initialization: Read only by scripts; see smdp.torch.delayed_initialization.
         offload_activations: Whether what backward needs leaves memory after the forward: on a GPU for the

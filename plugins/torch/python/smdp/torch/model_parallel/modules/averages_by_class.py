@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from smdp.torch.data_parallel.backward_gradients import BackwardGradients
 from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.mesh.averages import Average, average_of, mark_average
 from smdp.torch.mesh.cuts import cut_of
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.model_parallel.modules.slice_averages import average_later, class_of
 from smdp.torch.model_parallel.nn.distributed_module import DistributedModule
+from smdp.torch.process_group.process_group import ProcessGroupSmdp
 
 
 def classify(model: nn.Module, *, is_sharded: bool) -> None:
@@ -23,7 +25,7 @@ def classify(model: nn.Module, *, is_sharded: bool) -> None:
 
     Args:
         model: The model.
-        is_sharded: Whether gradients are sharded over RDP_GROUP, so that a `SliceAverages` does the rest.
+        is_sharded: Whether parameters are sharded over RDP_GROUP, so that a `SliceAverages` does the rest.
     """
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -39,7 +41,7 @@ def classify(model: nn.Module, *, is_sharded: bool) -> None:
 
 
 def averaged_by_class(
-    model: nn.Module, mesh: ParallelMesh, options: Mapping[str, Any]
+    model: nn.Module, mesh: ParallelMesh, options: Mapping[str, Any], *, takes_all: bool = False
 ) -> list[DistributedDataParallel]:
     """Returns what averages the gradients of a model. All ranks of the job call it together.
 
@@ -47,20 +49,25 @@ def averaged_by_class(
         model: The model, whose parameters are marked.
         mesh: The ranks and groups.
         options: Options of DistributedDataParallel.
+        takes_all: Whether to include a class whose parameters have only one replica.
 
     Returns:
         One DistributedDataParallel per class of parameters, of which the last one calls the others.
     """
+    named = list(model.named_parameters())
+    axes: tuple[Average, ...] = ("rdp", "dp")
+    used = [
+        axis
+        for axis in axes
+        if any(each.requires_grad for _, each in named if average_of(each) == axis)
+        and (takes_all or len(mesh.ranks(axis)) > 1)
+    ]
     found: list[DistributedDataParallel] = []
     call: Callable[..., Any] = model
-    axes: tuple[Average, ...] = ("rdp", "dp")
-    for axis in axes:
-        own = {name for name, each in model.named_parameters() if average_of(each) == axis}
-        trained = any(each.requires_grad for name, each in model.named_parameters() if name in own)
-        if not trained or len(mesh.ranks(axis)) == 1:
-            continue
-        buffers = (name for name, _ in model.named_buffers() if axis == "rdp")
-        ignored = [name for name, _ in model.named_parameters() if name not in own] + list(buffers)
+    for axis in used:
+        ignored = [name for name, each in named if average_of(each) != axis]
+        if axis != used[-1]:  # the largest group starts with the same buffers
+            ignored += [name for name, _ in model.named_buffers()]
         made = DistributedDataParallel(
             _View(model, call, ignored), process_group=mesh.step_group(axis), **options
         )
@@ -68,6 +75,35 @@ def averaged_by_class(
         found.append(made)
         call = made
     return found
+
+
+class AveragesByClass:
+    """The `AveragingModel` whose classes of parameters are averaged over different groups.
+
+    Args:
+        averages: What `averaged_by_class()` returns.
+        mesh: The ranks and groups.
+
+    Attributes:
+        module: The model itself.
+    """
+
+    def __init__(self, averages: Sequence[DistributedDataParallel], mesh: ParallelMesh) -> None:
+        self._averages = averages
+        self._mesh = mesh
+        self.module = averages[-1].module
+
+    @property
+    def process_group(self) -> ProcessGroupSmdp:
+        """The ranks that hold the same slices."""
+        return self._mesh.step_group("rdp")
+
+    def averaged_gradients(self, feature: str, trained: Collection[nn.Parameter]) -> BackwardGradients:
+        """Returns the gradients, with a list for each class."""
+        lists = [
+            (each.gradient_hooks(feature, takes_momentum=True), each.process_group) for each in self._averages
+        ]
+        return BackwardGradients(lists, self._averages[-1])
 
 
 class _View(nn.Module):

@@ -103,7 +103,7 @@ class DistributedModel(Replicas):
             check_not_replaced(each for group in optimizer.param_groups for each in group["params"])
         is_sharded = configuration.sharded_data_parallel_degree > 1
         if configuration.tensor_parallel_degree > 1:
-            classify(module, is_sharded=is_sharded or configuration.shard_optimizer_state)
+            classify(module, is_sharded=is_sharded)
             accept_whole_state(module)
         # A model in shards is initialized unit by unit.
         is_filled_now = configuration.partitions == 1 and not is_sharded
@@ -420,10 +420,9 @@ class DistributedModel(Replicas):
             write_partition(path, self._body.decision, self._body.rank_of)
 
     def _average_slices(self) -> None:
-        """Averages sharded gradients of whole parameters over the ranks of a tensor-parallel group."""
+        """Averages gradients of whole parameters in shards over the ranks of a tensor-parallel group."""
         cfg = state.cfg
-        is_sharded = cfg.shard_optimizer_state or cfg.sharded_data_parallel_degree > 1
-        if cfg.tensor_parallel_degree > 1 and is_sharded:
+        if cfg.tensor_parallel_degree > 1 and cfg.sharded_data_parallel_degree > 1:
             self._slice_averages = SliceAverages(
                 self.named_parameters(),
                 [each for _, each in self.named_buffers()],

@@ -37,9 +37,9 @@ class LocalPart(nn.Module):
     @property
     def averaging(self) -> Any:
         """What averages the gradients over replicas; None before the model is cut, or with one replica."""
-        if self._body is None or state.running.mesh.replicas == 1:
+        if self._body is None or len(state.running.mesh.ranks("dp")) == 1:
             return None
-        return self._body.pipe if isinstance(self._body, Partitions) else self._body.replicas
+        return self._body.pipe if isinstance(self._body, Partitions) else self._body.averaging
 
     @property
     def partition_decision(self) -> dict[str, int] | None:

@@ -12,7 +12,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from smdp.torch.data_parallel.distributed_data_parallel import DistributedDataParallel
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
-from smdp.torch.model_parallel.modules.averages_by_class import averaged_by_class
+from smdp.torch.model_parallel.modules.averages_by_class import AveragesByClass, averaged_by_class
 from smdp.torch.model_parallel.modules.one_loss import scaled
 from smdp.torch.model_parallel.modules.slices_of_state import joined_state
 
@@ -26,7 +26,7 @@ class SinglePartition:
         passes_per_step: Number of steps between two averages over replicas.
         is_mean: Whether gradients are means over microbatches instead of sums.
         options: Options of DistributedDataParallel.
-        is_sharded: Whether replicas of the same slices share the state of the optimizer.
+        is_sharded: Whether replicas share the state of the optimizer.
     """
 
     def __init__(
@@ -43,13 +43,8 @@ class SinglePartition:
         self._mesh = mesh
         self._averages: list[Any] = []
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
-        if mesh is not None and len(mesh.ranks("tp")) > 1 and is_sharded:
-            if len(mesh.ranks("rdp")) > 1 and is_trained:
-                self._averages = [
-                    DistributedDataParallel(model, process_group=mesh.step_group("rdp"), **options)
-                ]
-        elif mesh is not None and len(mesh.ranks("tp")) > 1:
-            self._averages = averaged_by_class(model, mesh, options)
+        if mesh is not None and len(mesh.ranks("tp")) > 1:
+            self._averages = averaged_by_class(model, mesh, options, takes_all=is_sharded)
         elif mesh is not None and len(mesh.ranks("dp")) > 1 and is_trained:
             self._averages = [DistributedDataParallel(model, process_group=mesh.group("dp"), **options)]
         self._passes_per_step = passes_per_step
@@ -69,6 +64,13 @@ class SinglePartition:
     def replicas(self) -> Any:
         """What averages all gradients; None if there is one replica, or if it depends on the parameter."""
         return self._averages[0] if len(self._averages) == 1 else None
+
+    @property
+    def averaging(self) -> Any:
+        """The `AveragingModel` of all gradients; None if nothing averages them."""
+        if self._mesh is not None and len(self._mesh.ranks("tp")) > 1 and self._averages:
+            return AveragesByClass(self._averages, self._mesh)
+        return self.replicas
 
     @property
     def is_between(self) -> bool:

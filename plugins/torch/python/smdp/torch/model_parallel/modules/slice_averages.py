@@ -2,9 +2,8 @@
 
 The ranks of a tensor-parallel group have samples of their own. Slices see the samples of all of them, but a
 whole parameter of a module that is not distributed sees only those of its rank. Its gradient must be averaged
-over DP_GROUP, which is RDP_GROUP times the tensor-parallel group. Where gradients or parameters are sharded
-over RDP_GROUP, these ranks have the same pieces, which they average here. They also have the same pieces of
-the optimizer's state, so that the shards of a slice make up its state without those of another slice.
+over DP_GROUP, which is RDP_GROUP times the tensor-parallel group. Where parameters are sharded over
+RDP_GROUP, these ranks have the same shards, whose gradients they average here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from smdp.torch.data_parallel.output_tensors import tensors_in
 from smdp.torch.mesh.averages import Average, average_of, mark_average
 from smdp.torch.mesh.parallel_mesh import ParallelMesh
-from smdp.torch.sharding.sharded_gradient import ShardedGradient
 
 
 def average_later(parameter: nn.Parameter) -> None:
@@ -99,8 +97,9 @@ class SliceAverages:
                 )
         found: dict[torch.dtype, list[Tensor]] = {}
         for _, parameter in self._parameters:
-            for piece in _pieces(parameter.grad):
-                found.setdefault(piece.dtype, []).append(piece)
+            if parameter.grad is not None:
+                own = _own_part(parameter.grad)
+                found.setdefault(own.dtype, []).append(own)
         with torch.no_grad():
             for pieces in found.values():
                 flat = torch.cat([each.reshape(-1) for each in pieces])
@@ -127,12 +126,3 @@ class SliceAverages:
 
 def _own_part(value: Tensor) -> Tensor:
     return value._local_tensor if isinstance(value, DTensor) else value
-
-
-def _pieces(gradient: Tensor | None) -> list[Tensor]:
-    """Returns this rank's values of a gradient, which may be changed."""
-    if gradient is None:
-        return []
-    if isinstance(gradient, ShardedGradient):
-        return gradient.to_change("the average over a tensor-parallel group")
-    return [_own_part(gradient)]

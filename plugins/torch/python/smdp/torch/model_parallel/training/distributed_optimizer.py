@@ -17,7 +17,7 @@ from smdp.torch.model_parallel.tensor_parallelism.marks import check_not_replace
 from smdp.torch.model_parallel.training.loss_scaling import LossScaling
 from smdp.torch.model_parallel.training.optimizer_parts import by_name, check_sizes, own_part, whole_state
 from smdp.torch.model_parallel.training.shards_of_parameters import gathered_shards, own_shards
-from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of
+from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of, slices_of
 from smdp.torch.model_parallel.training.slices_of_optimizer import joined_optimizer, own_slices_of_optimizer
 from smdp.torch.pipelining.tensors.values import weight_of
 from smdp.torch.precision.mixed_precision import STATE
@@ -30,6 +30,9 @@ _PARAMETERS = "_smp_parameters"
 
 def joined_part(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns what local_state_dict() returns without shards, given the shards of all replicas.
+
+    Args:
+        shards: The shards of the slices in `slices_of()`, one of this rank's slice first.
 
     Raises:
         ValueError: The shards are not those of all replicas.
@@ -49,8 +52,8 @@ class DistributedOptimizer(LossScaling):
 
     This is the outermost link of a chain that continues with precision and the script's optimizer, which may
     be a link itself. With `shard_optimizer_state`, a `ShardedOptimizer` comes between precision and the
-    script's optimizer once the model is cut. All ranks that hold the same parameters must then call
-    `state_dict()` and `local_state_dict(gather_if_shard=True)` together; the first replica gets the result.
+    script's optimizer once the model is cut. All ranks of a stage must then call `state_dict()` and
+    `local_state_dict(gather_if_shard=True)` together; the first replica gets the result.
 
     Args:
         optimizer: A torch optimizer.
@@ -146,10 +149,9 @@ class DistributedOptimizer(LossScaling):
         """
         marks = {_PARTIAL: True, _PARAMETERS: self._own_names()}
         if self.sharded is not None and not gather_if_shard:
-            mesh = state.running.mesh
             names = {parameter: name for name, parameter in state.model.named_parameters()}
             return {
-                **shard_of(self.sharded, names, mesh.replica, mesh.replicas),
+                **shard_of(self.sharded, names, state.running.mesh),
                 **self._loss_scale_entry(),
                 **marks,
             }
@@ -239,10 +241,11 @@ class DistributedOptimizer(LossScaling):
 
     def _with_other_shards(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state that this shard forms with those that the other replicas load."""
-        group = state.running.mesh.group("rdp")
+        has_shared = len(slices_of(own)) > 1
+        group = state.running.mesh.group("dp" if has_shared else "rdp")
         shards: list[Any] = [None] * group.size()
         dist.all_gather_object(shards, dict(own), group=group)
-        return joined_part(shards)
+        return joined_part([own, *(each for place, each in enumerate(shards) if place != group.rank())])
 
     def _loss_scale_entry(self) -> dict[str, Any]:
         """Returns the entry of a state that has the loss scale, if there is one."""

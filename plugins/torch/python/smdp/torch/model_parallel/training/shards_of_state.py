@@ -1,7 +1,9 @@
 """The state of one replica's shard, and the state that the shards of all replicas form.
 
 A shard is a state dict of virtual parameters. Under the key `_smp_shard` it says which elements of which
-parameter each of them has, so that any number of replicas can load the shards together.
+parameter each of them has, so that any number of replicas can load the shards together. With tensor
+parallelism, the replicas of a slice have all of its state, but share that of whole parameters with the
+replicas of other slices.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from smdp.torch.mesh.parallel_mesh import ParallelMesh
 from smdp.torch.sharding.master_parameters import LOW, MASTER
 from smdp.torch.sharding.shard_layout import flattened
 from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
@@ -20,16 +23,13 @@ from smdp.torch.sharding.sharded_optimizer import ShardedOptimizer
 SHARD = "_smp_shard"
 
 
-def shard_of(
-    sharded: ShardedOptimizer, names: Mapping[Parameter, str], replica: int, replicas: int
-) -> dict[str, Any]:
+def shard_of(sharded: ShardedOptimizer, names: Mapping[Parameter, str], mesh: ParallelMesh) -> dict[str, Any]:
     """Returns the state of this rank's virtual parameters.
 
     Args:
         sharded: The optimizer.
         names: The name of each parameter.
-        replica: The number of this replica.
-        replicas: The number of replicas.
+        mesh: The ranks.
     """
     owned, states = sharded.owned(), sharded.state
     found: dict[int, Any] = {}
@@ -48,8 +48,17 @@ def shard_of(
                     found.setdefault(len(pieces), {})[MASTER] = piece.detach()
                 pieces.append((name, begin, end))
         groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": members})
-    place = {"replica": replica, "replicas": replicas, "pieces": pieces, "shapes": shapes}
-    place["per_parameter"] = sorted(sharded.keys_per_parameter, key=str)
+    slices = mesh.ranks("tp")
+    place = {
+        "replica": mesh.replica,
+        "replicas": mesh.replicas,
+        "slice": slices.index(mesh.rank),
+        "slices": len(slices),
+        "shared_by_slices": sorted(sharded.shared_by_slices),
+        "pieces": pieces,
+        "shapes": shapes,
+        "per_parameter": sorted(sharded.keys_per_parameter, key=str),
+    }
     return {"state": found, "param_groups": groups, SHARD: place}
 
 
@@ -58,23 +67,33 @@ def is_shard(found: object) -> bool:
     return isinstance(found, Mapping) and SHARD in found
 
 
+def slices_of(shard: Mapping[str, Any]) -> list[int]:
+    """Returns the slices whose shards form the state of the parameters in this one, its own first."""
+    place = shard[SHARD]
+    others = range(place["slices"]) if place["shared_by_slices"] else []
+    return [place["slice"], *(each for each in others if each != place["slice"])]
+
+
 def joined(shards: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Returns the state of this rank's parameters that the shards of all replicas form.
 
     Args:
-        shards: What `shard_of()` has returned on each replica.
+        shards: What `shard_of()` has returned on each replica of the slices in `slices_of()`. The first one
+            is of this rank's slice.
         names: The names of the parameters, by group, as when the shards were saved.
 
     Raises:
         ValueError: The shards are not those of all replicas.
     """
-    given = sorted(shard[SHARD]["replica"] for shard in shards)
     wanted = shards[0][SHARD]["replicas"]
-    if given != list(range(wanted)):
-        raise ValueError(
-            f"[smdp] the optimizer's state consists of the shards of {wanted} replicas, but those of replicas"
-            f" {', '.join(map(str, given))} are given. Load the shards of all of them, each once."
-        )
+    for number in slices_of(shards[0]):
+        given = sorted(each[SHARD]["replica"] for each in shards if each[SHARD]["slice"] == number)
+        if given != list(range(wanted)):
+            raise ValueError(
+                f"[smdp] the optimizer's state consists of the shards of {wanted} replicas of slice {number},"
+                f" but those of replicas {', '.join(map(str, given)) or 'none'} are given. Load the shards of"
+                " all of them, each once."
+            )
     groups, first = [], 0
     for group, members in zip(shards[0]["param_groups"], names, strict=True):
         groups.append({**group, "params": list(range(first, first + len(members)))})
@@ -87,7 +106,7 @@ class _JoinedState(Mapping[int, Any]):
     """Joins the state of one parameter at a time, when it is asked for.
 
     Args:
-        shards: The shards of all replicas.
+        shards: The shards of all replicas, one of this rank's slice first.
         names: The name of each parameter, by its number.
     """
 
@@ -96,12 +115,15 @@ class _JoinedState(Mapping[int, Any]):
         self._shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._parts: dict[str, list[tuple[int, int, Mapping[str, Any]]]] = {}
         self._whole: set[str] = set()
+        own = shards[0][SHARD]["slice"]
         for shard in shards:
             place = shard[SHARD]
-            self._shapes |= place["shapes"]
+            is_own, shared = place["slice"] == own, set(place["shared_by_slices"])
+            if is_own:
+                self._shapes |= place["shapes"]
             self._whole |= set(place["per_parameter"])
             for number, (name, begin, end) in enumerate(place["pieces"]):
-                if number in shard["state"]:
+                if number in shard["state"] and (is_own or name in shared):
                     self._parts.setdefault(name, []).append((begin, end, shard["state"][number]))
 
     def __getitem__(self, number: int) -> dict[str, Any]:

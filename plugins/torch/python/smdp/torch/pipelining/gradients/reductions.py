@@ -79,5 +79,8 @@ class Reductions:
                     f"[smdp] {feature}: parameter {name!r} is on {each.device}, which is not supported yet."
                     " Use the optimizer itself, without sharding."
                 )
-        self._sharded = ShardedReplicas(self.replicas, self.tied, found, self._mesh.step_group("rdp"))
+        mesh = self._mesh
+        self._sharded = ShardedReplicas(
+            self.replicas, self.tied, found, mesh.step_group("rdp"), lambda each: mesh.group(average_of(each))
+        )
         return self._sharded

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from torch import nn
 from torch.nn import Parameter
 
+from smdp import _core
+from smdp.torch.data_parallel.gradient_hooks import GradientHooks
 from smdp.torch.data_parallel.gradient_takers import Shards
 from smdp.torch.pipelining.gradients.group_reduction import GroupReduction
-from smdp.torch.pipelining.gradients.joined_reducers import JoinedReducers
 from smdp.torch.pipelining.gradients.replica_gradients import ReplicaGradients
 from smdp.torch.pipelining.gradients.tied_gradients import TiedGradients
 from smdp.torch.pipelining.gradients.tied_shards import TiedShards
@@ -25,10 +27,15 @@ class ShardedReplicas:
             the same places.
         parameters: The parameters by name, the same on all replicas.
         alone: A group of this rank, in which a single replica averages.
+        script_group: Returns the group of a parameter's replicas for communication outside of steps.
 
     Attributes:
         parameters: The parameters, by index.
         registered: Name, dtype and element count of each.
+        counts: The number of parameters in each list.
+        groups: The ranks that average each list.
+        hooks: Empty, because the schedule hands over gradients.
+        called: None, because steps do not begin with a forward.
         which: Tells users which parameters these are.
     """
 
@@ -40,6 +47,7 @@ class ShardedReplicas:
         tied: TiedGradients,
         parameters: Mapping[str, Parameter],
         alone: ProcessGroupSmdp | None,
+        script_group: Callable[[Parameter], ProcessGroupSmdp],
     ) -> None:
         self._replicas = replicas
         self._tied = tied
@@ -47,6 +55,10 @@ class ShardedReplicas:
         named = [each for _, members in self._lists for each in members]
         self.parameters = [parameter for _, parameter in named]
         self.registered = [Registered(name, each.dtype, each.numel()) for name, each in named]
+        self.counts = [len(members) for _, members in self._lists]
+        self.groups = [script_group(members[0][1]) for _, members in self._lists]
+        self.hooks: list[GradientHooks] = []
+        self.called: nn.Module | None = None
         self._reductions: list[GroupReduction] = []
         self._shards: Shards | None = None
 
@@ -66,18 +78,21 @@ class ShardedReplicas:
         """Returns whether the replicas are those of the time when this object was created."""
         return self._replicas.has_groups(self._lists)
 
-    def shard(self, scope: str, whole: Collection[int]) -> JoinedReducers:
+    def shard(self, scope: str, whole: Collection[int]) -> list[_core.GradientReducer]:
         """Averages so that means are owned in shards from now on. All ranks of the job call it.
 
         Args:
             scope: "world" or "host".
             whole: Indices of the parameters that must not be cut.
+
+        Returns:
+            The reducer of each list.
         """
-        first, joined = 0, []
+        first, reducers = 0, []
         for group, members in self._lists:
             reduction = GroupReduction(group, members, scope=scope, first=first, whole=whole)
             self._reductions.append(reduction)
-            joined.append((reduction.reducer, len(members)))
+            reducers.append(reduction.reducer)
             first += len(members)
         self._replicas.keep(self._reductions, self._lists)
-        return JoinedReducers(joined)
+        return reducers

@@ -19,9 +19,7 @@ class JoinedBuffer:
 
 
 class JoinedReducers:
-    """The `ShardedReducer` of gradients that are averaged in several lists.
-
-    All of them end their steps together.
+    """The reducers of gradients that are averaged in several lists, whose means are owned in shards.
 
     Args:
         reducers: The reducers, with the number of gradients of each.
@@ -34,7 +32,6 @@ class JoinedReducers:
         self._reducers = [reducer for reducer, _ in reducers]
         self.sharded_buffers: list[JoinedBuffer] = []
         self._place: list[tuple[_core.GradientReducer, int]] = []  # reducer of each buffer, and number in it
-        self._gradients: list[tuple[_core.GradientReducer, int]] = []  # the same of each gradient
         first = 0
         for reducer, gradients in reducers:
             for number, buffer in enumerate(reducer.sharded_buffers):
@@ -43,33 +40,12 @@ class JoinedReducers:
                     JoinedBuffer(buffer.count, buffer.is_alone, members, buffer.owned)
                 )
                 self._place.append((reducer, number))
-            self._gradients += [(reducer, index) for index in range(gradients)]
             first += gradients
 
-    @property
-    def steps(self) -> int:
-        """The number of steps that have ended."""
-        return self._reducers[0].steps if self._reducers else 0
-
     def means(self, number: int) -> int:
-        """Returns the address of a buffer's means."""
+        """Returns the address of a buffer's means, valid until the next step."""
         reducer, inner = self._place[number]
         return reducer.means(inner)
-
-    def has_means(self, number: int) -> bool:
-        """Returns whether a buffer's means have arrived."""
-        reducer, inner = self._place[number]
-        return reducer.has_means(inner)
-
-    def wait_for(self, index: int) -> None:
-        """Waits for the mean of a gradient."""
-        reducer, inner = self._gradients[index]
-        reducer.wait_for(inner)
-
-    def wait(self) -> None:
-        """Waits for all means."""
-        for reducer in self._reducers:
-            reducer.wait()
 
     def abort(self, reason: str) -> None:
         """Ends the operations of all ranks with this reason."""
