@@ -125,8 +125,10 @@ def test_files_of_the_wheel(release: Release) -> None:
         names = wheel.namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == TOP_LEVEL
-    wrong = [name for name in names if name.endswith((".pyc", ".cpp", ".h", ".a", ".o")) or "test" in name]
+    wrong = [name for name in names if name.endswith((".pyc", ".cpp", ".a", ".o")) or "/test_" in name]
     assert not wrong
+    headers = {name for name in names if name.endswith(".h")}
+    assert headers and all(name.startswith("smdp/include/smdp/") for name in headers)
     libraries = sorted(name for name in names if ".so" in name)
     assert libraries == ["smdp/_core.abi3.so", "smdp/libsmdp.so", "smdp/tensorflow/libsmdp_tensorflow.so"]
     assert {"smdp/py.typed", "smdp/_core.pyi"} <= set(names)
