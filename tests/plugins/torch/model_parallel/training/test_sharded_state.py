@@ -213,6 +213,24 @@ def test_two_partitions_with_two_replicas(tmp_path: Path) -> None:
     run(two_by_two, 4, env={"SMDP_TEST_FOLDER": str(tmp_path)})
 
 
+def refuses_other_options_on_a_slice() -> None:
+    with job(2, is_sharded=True, slices=2) as found:
+        found.optimizer.param_groups[0]["lr"] = 0.1 * (1 + smp.tp_rank())
+        with pytest.raises(ValueError, match=r"has lr=0\.1 in group 0, and rank [13] has lr=0\.2"):
+            found.train(STEPS[0])
+
+
+def fails_and_saves() -> None:
+    """A step that failed does not keep the state from being saved."""
+    with job(1, is_sharded=True, slices=2) as found:
+        found.train(STEPS[0])
+        found.optimizer.sharded.settle()
+        smp.barrier()
+        smp.state.running.mesh.abort("a step failed")
+        state = found.optimizer.state_dict()
+        assert smp.rdp_rank() > 0 or all("exp_avg" in each for each in state["state"].values())
+
+
 def resume_slices_alone() -> None:
     resumes_on_other_replicas(2)
 
@@ -221,6 +239,8 @@ def slices_beside_whole_modules() -> None:
     """The state of modules that are not distributed is divided by the ranks of all slices."""
     trains_to_the_same_bits(1, slices=2)
     trains_to_the_same_bits(2, slices=2)
+    refuses_other_options_on_a_slice()
+    fails_and_saves()
 
 
 def test_slices_with_and_without_replicas(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class AveragedGradients(Protocol):
 
 
 class AveragingModel(Protocol):
-    """A model whose gradients are averaged over ranks that hold the same parameters.
+    """A model whose gradients are averaged over ranks.
 
     Attributes:
         module: The model itself, with the names of all parameters.
@@ -66,7 +66,11 @@ class AveragingModel(Protocol):
 
     @property
     def process_group(self) -> ProcessGroupSmdp | Any:
-        """The ranks that hold the same parameters."""
+        """The ranks that hold the same slices of the same parameters."""
+
+    @property
+    def stage_group(self) -> ProcessGroupSmdp | Any:
+        """The ranks that average any of the gradients together, which may have other slices."""
 
     def averaged_gradients(self, feature: str, trained: Collection[Parameter]) -> AveragedGradients:
         """Returns the gradients that are averaged.

@@ -48,7 +48,7 @@ class BackwardGradients:
     def shards(self, shards: Shards) -> None:
         first = 0
         for hooks, count in zip(self.hooks, self.counts, strict=True):
-            hooks.shards = _ListShards(shards, first) if first else shards
+            hooks.shards = _ListShards(shards, first) if first else shards  # the usual case has one list
             first += count
 
     def shard(self, scope: str, whole: Collection[int]) -> list[_core.GradientReducer]:

@@ -349,6 +349,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             )
         return hooks
 
+    @property
+    def stage_group(self) -> ProcessGroupSmdp | Any:
+        """The ranks that average the gradients, as an `AveragingModel` names them."""
+        return self.process_group
+
     def averaged_gradients(self, feature: str, trained: Collection[nn.Parameter]) -> BackwardGradients:
         """Returns the gradients as an `AveragingModel` does; all of them were chosen at wrapping."""
         hooks = self.gradient_hooks(feature, takes_momentum=True)

@@ -26,13 +26,13 @@ class Accepted(NamedTuple):
     """What an accepted optimizer and its model were found to be.
 
     Attributes:
-        hooks: The gradients that the model averages.
+        gradients: The gradients that the model averages.
         given: The parameters of the optimizer.
         ways: How its groups can be sharded.
         pool: The file for the state; None: it stays in memory.
     """
 
-    hooks: AveragedGradients
+    gradients: AveragedGradients
     given: list[Parameter]
     ways: Ways
     pool: PoolFile | None = None
@@ -70,14 +70,14 @@ def accept(
     """
     _check_arguments(optimizer, scope, master_dtype)
     given = [one for group in optimizer.param_groups for one in group["params"]]
-    hooks = model.averaged_gradients("ShardedOptimizer", given)
-    _check_gradients(hooks)
-    if not given and hooks.hooks:  # other stages of a pipeline may have some
+    gradients = model.averaged_gradients("ShardedOptimizer", given)
+    _check_gradients(gradients)
+    if not given and gradients.called is not None:  # other stages of a pipeline may have some
         raise ValueError("[smdp] ShardedOptimizer: the optimizer has no parameters.")
-    check_known(given, hooks, names_of(model))
+    check_known(given, gradients, names_of(model))
     ways = ways_to_shard(optimizer, optimizer.param_groups)
     check_dtypes(optimizer, optimizer.param_groups, MasterParameters(master_dtype).dtype_of)
-    return Accepted(hooks, given, ways, None if offload is None else disk_pool(offload))
+    return Accepted(gradients, given, ways, None if offload is None else disk_pool(offload))
 
 
 def names_of(model: AveragingModel) -> dict[int, str]:
@@ -85,25 +85,27 @@ def names_of(model: AveragingModel) -> dict[int, str]:
     return {id(one): name for name, one in model.module.named_parameters()}
 
 
-def check_known(parameters: Iterable[Parameter], hooks: AveragedGradients, names: Mapping[int, str]) -> None:
+def check_known(
+    parameters: Iterable[Parameter], gradients: AveragedGradients, names: Mapping[int, str]
+) -> None:
     """Checks that the model averages the gradients of these parameters.
 
     Args:
         parameters: The parameters of an optimizer.
-        hooks: The gradients that the model averages.
+        gradients: The gradients that the model averages.
         names: The names of all parameters of the model by their ids.
 
     Raises:
         ValueError: It does not average one of them.
     """
-    averaged = {id(one) for one in hooks.parameters}
+    averaged = {id(one) for one in gradients.parameters}
     for one in parameters:
         if id(one) not in averaged:
             name = names.get(id(one))
             shown = f"of shape {tuple(one.shape)}" if name is None else repr(name)
             raise ValueError(
                 f"[smdp] ShardedOptimizer: the optimizer has parameter {shown}, whose gradient the model"
-                f" does not average. {hooks.which}"
+                f" does not average. {gradients.which}"
             )
 
 
@@ -122,16 +124,16 @@ def _check_arguments(optimizer: object, scope: str, master_dtype: object) -> Non
         )
 
 
-def _check_gradients(hooks: AveragedGradients) -> None:
+def _check_gradients(gradients: AveragedGradients) -> None:
     """Checks that what the model averages can be sharded."""
-    if hooks.shards is not None or any(each.deferral is not None for each in hooks.hooks):
+    if gradients.shards is not None or any(each.deferral is not None for each in gradients.hooks):
         raise ValueError(
             "[smdp] this model is already in a StepInForward or a ShardedOptimizer. Create only one for a"
             " model."
         )
-    for each in hooks.hooks:
+    for each in gradients.hooks:
         _check_reducer(each)
-    for registered, parameter in zip(hooks.registered, hooks.parameters, strict=True):
+    for registered, parameter in zip(gradients.registered, gradients.parameters, strict=True):
         if not is_dense(parameter):
             raise ValueError(
                 f"[smdp] ShardedOptimizer: parameter {registered.name!r} of shape {tuple(parameter.shape)}"
@@ -155,7 +157,7 @@ def _check_reducer(hooks: GradientHooks) -> None:
 def ways_to_add(
     optimizer: Optimizer,
     group: Mapping[str, Any],
-    hooks: AveragedGradients,
+    gradients: AveragedGradients,
     names: Mapping[int, str],
     masters: MasterParameters,
     layout: ShardLayout,
@@ -165,10 +167,10 @@ def ways_to_add(
     Raises:
         ValueError: The model does not average a parameter, or one is cut that must be updated as a whole.
     """
-    check_known(group["params"], hooks, names)
+    check_known(group["params"], gradients, names)
     ways = ways_to_shard(optimizer, [group])
     check_dtypes(optimizer, [group], masters.dtype_of)
-    index_of = {id(one): index for index, one in enumerate(hooks.parameters)}
+    index_of = {id(one): index for index, one in enumerate(gradients.parameters)}
     for one in ways.whole:
         if index_of[id(one)] not in layout.whole:
             raise ValueError(

@@ -99,8 +99,3 @@ class JoinedGather:
         """Waits for all buffers."""
         for gather in self._gathers:
             gather.wait()
-
-    def is_there(self, number: int) -> bool:
-        """Returns whether a buffer is complete."""
-        gather, inner = self._place[number]
-        return gather.is_there(inner)

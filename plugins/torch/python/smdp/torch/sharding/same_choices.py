@@ -63,16 +63,16 @@ def agreed(
 
 
 def described(
-    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], hooks: AveragedGradients
+    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], gradients: AveragedGradients
 ) -> list[str]:
     """Returns what must be the same on all ranks: the class, the parameters and the scalar options.
 
     Args:
         optimizer: The optimizer.
         groups: Its groups, or those that are added to it.
-        hooks: The gradients that its model averages.
+        gradients: The gradients that its model averages.
     """
-    pairs = zip(hooks.parameters, hooks.registered, strict=True)
+    pairs = zip(gradients.parameters, gradients.registered, strict=True)
     name_of = {id(parameter): registered.name for parameter, registered in pairs}
     texts = [
         f"an optimizer of class {type(optimizer).__name__}",

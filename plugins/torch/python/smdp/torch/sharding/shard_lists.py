@@ -54,6 +54,7 @@ class ShardLists:
         self.reducer = JoinedReducers(list(zip(reducers, gradients.counts, strict=True)))
         self.owners: list[ShardOwners] = []
         self._lists: list[_List] = []
+        self._means: list[MeansUnderWay] = []  # by index
         self._early: list[EarlyMeans] = []  # by index, unless nothing hands over gradients during backward
         # The lists of a group end their steps together.
         self._of_group: dict[ProcessGroupSmdp, ShardOwners] = {}
@@ -61,10 +62,11 @@ class ShardLists:
         for number, (reducer, ranks) in enumerate(zip(reducers, gradients.groups, strict=True)):
             means = MeansUnderWay(reducer, gradients.hooks[number] if gradients.hooks else None)
             if ranks not in self._of_group:
-                is_wide = not replicas.issuperset(get_process_group_ranks(ranks))
-                self._of_group[ranks] = ShardOwners(ranks, scope, means, count, is_wide=is_wide)
+                spans_slices = not replicas.issuperset(get_process_group_ranks(ranks))
+                self._of_group[ranks] = ShardOwners(ranks, scope, means, count, spans_slices=spans_slices)
             self._lists.append(_List(len(self.owners), first_buffer, means))
             self.owners += [self._of_group[ranks]] * gradients.counts[number]
+            self._means += [means] * gradients.counts[number]
             first_buffer += len(reducer.sharded_buffers)
 
     @property
@@ -83,11 +85,12 @@ class ShardLists:
         Args:
             layout: Says which pieces this rank owns.
         """
-        for each, (hooks, before) in zip(self._lists, self._unsharded, strict=False):
-            early = EarlyMeans(hooks, layout, each.first, each.first_buffer)
-            self._early += [early] * len(hooks.parameters)
-            move_residuals(hooks, before, layout, each.first)
-            hooks.deferral = each.means
+        if self._unsharded:
+            for each, (hooks, before) in zip(self._lists, self._unsharded, strict=True):
+                early = EarlyMeans(hooks, layout, each.first, each.first_buffer)
+                self._early += [early] * len(hooks.parameters)
+                move_residuals(hooks, before, layout, each.first)
+                hooks.deferral = each.means
         self._unsharded = []  # their fusion buffers are freed
 
     def hand_over(self, index: int) -> None:
@@ -109,7 +112,7 @@ class ShardLists:
             is_alone: Whether the gradient is summed in its own memory.
         """
         own = self._early[index].take(index) if self._early else None
-        self.owners[index].means.lend(own, lent if is_alone else None)
+        self._means[index].lend(own, lent if is_alone else None)
         return own
 
     def agree(self, holds: bool) -> bool:

@@ -32,8 +32,8 @@ class ShardOwners:
         scope: "world": each element has one owner. "host": it has one on every host.
         means: The means of the last backward.
         count: The number of gradients in all lists.
-        is_wide: Whether ranks with other slices are among them. Each slice collects state on a rank of its
-            own.
+        spans_slices: Whether ranks with other slices are among them. Each slice collects state on a rank of
+            its own.
 
     Attributes:
         group: All ranks that average the gradients.
@@ -41,11 +41,11 @@ class ShardOwners:
         copies: How many ranks own each element.
         is_counted: Whether this rank's pieces are added to sums over all ranks. With several owners of each
             element, only those of the first host are.
-        is_wide: Whether ranks with other slices are among them.
+        spans_slices: Whether ranks with other slices are among them.
     """
 
     def __init__(
-        self, group: ProcessGroupSmdp, scope: str, means: MeansUnderWay, count: int, *, is_wide: bool
+        self, group: ProcessGroupSmdp, scope: str, means: MeansUnderWay, count: int, *, spans_slices: bool
     ) -> None:
         hosts = group.core.hosts
         self.group = group
@@ -53,7 +53,7 @@ class ShardOwners:
         self.is_counted = scope == "world" or group.rank() in hosts[0]
         self.means = means
         self._count = count
-        self.is_wide = is_wide
+        self.spans_slices = spans_slices
         self._held: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
         self._known: dict[int, Tensor] = {}  # norms that no call has returned yet
         self._known_of = (0, 0.0)  # the step and the order of these norms
@@ -96,7 +96,7 @@ class ShardOwners:
 
         The values of other ranks are undefined then.
         """
-        if self.is_wide:
+        if self.spans_slices:
             dist.all_reduce(values, group=self.group)
         else:
             dist.reduce(values, to, group=self.group)

@@ -29,7 +29,7 @@ class ShardUpdate:
 
     Args:
         optimizer: The wrapped optimizer. Its groups have the parameters of the model.
-        hooks: Have the gradients.
+        gradients: Have the gradients.
         layout: The fusion buffers.
         state: Has the pieces.
         lists: Have the means of the last backward.
@@ -39,14 +39,14 @@ class ShardUpdate:
     def __init__(
         self,
         optimizer: Optimizer,
-        hooks: AveragedGradients,
+        gradients: AveragedGradients,
         layout: ShardLayout,
         state: ShardedState,
         lists: ShardLists,
         offloaded: OffloadedState | None = None,
     ) -> None:
         self._optimizer = optimizer
-        self._hooks = hooks
+        self._gradients = gradients
         self._layout = layout
         self._state = state
         self._lists = lists
@@ -124,7 +124,7 @@ class ShardUpdate:
             return
         for number in numbers:
             members = self._layout.members(number)
-            if any(self._hooks.parameters[index].grad is not None for index in members):
+            if any(self._gradients.parameters[index].grad is not None for index in members):
                 self._offloaded.bring(number)
                 self._step_part(members)
                 self._offloaded.put_away([number])
@@ -154,7 +154,7 @@ class ShardUpdate:
         return {
             self._group_of[index]
             for index, pieces in self._state.pieces.items()
-            if pieces and self._hooks.parameters[index].grad is not None
+            if pieces and self._gradients.parameters[index].grad is not None
         }
 
     @contextlib.contextmanager
@@ -172,7 +172,7 @@ class ShardUpdate:
 
     def _give_gradients(self, indices: Iterable[int]) -> None:
         for index in indices:
-            grad = self._hooks.parameters[index].grad
+            grad = self._gradients.parameters[index].grad
             if isinstance(grad, ShardedGradient):
                 self._state.follow(index)
                 for piece, own in zip(self._state.pieces[index], grad.arriving(), strict=True):
@@ -185,11 +185,11 @@ class ShardUpdate:
                 piece.grad = None
 
     def _check_gradient(self, index: int) -> None:
-        grad = self._hooks.parameters[index].grad
+        grad = self._gradients.parameters[index].grad
         if isinstance(grad, ShardedGradient):
             grad.check_averaged("step()")
         elif grad is not None:
-            name = self._hooks.registered[index].name
+            name = self._gradients.registered[index].name
             raise RuntimeError(
                 f"[smdp] the gradient of parameter {name!r} is not averaged: it comes from no_sync(), from"
                 " another model, or was assigned. Call step() after a backward that averages gradients."

@@ -153,11 +153,6 @@ class ShardedGradient(Tensor):
         self.check_averaged(what)
         return self.pieces
 
-    def to_change(self, what: object) -> list[Tensor]:
-        """Returns this rank's values, to be changed in the same way on all ranks; see `averaged()`."""
-        self._owners.forget_norms()
-        return self.averaged(what)
-
     def arriving(self) -> list[Tensor]:
         """Returns the tensors in which this rank's values are, or will be."""
         return self._pieces

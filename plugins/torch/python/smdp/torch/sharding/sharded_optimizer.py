@@ -108,33 +108,33 @@ class ShardedOptimizer(OptimizerLink):
             f"overlap_forward={overlap_forward}",
             f"offload={None if offload is None else 'a directory'}",
         ]
-        hooks, given, ways, _ = accepted = agreed(
-            group,
+        gradients, given, ways, _ = accepted = agreed(
+            model.stage_group,
             "ShardedOptimizer",
             lambda: accept(optimizer, model, scope, master_dtype, offload),
-            lambda found: options + described(optimizer, optimizer.param_groups, found.hooks),
+            lambda found: options + described(optimizer, optimizer.param_groups, found.gradients),
         )
         super().__init__(optimizer)
-        self._hooks = hooks
+        self._gradients = gradients
         self._names = names_of(model)
-        self._index = {id(one): index for index, one in enumerate(hooks.parameters)}
+        self._index = {id(one): index for index, one in enumerate(gradients.parameters)}
         self._common = None
         if share_parameters:
-            names = [one.name for one in hooks.registered]
-            self._common = HostParameters(group, hooks.parameters, names)
-        is_overlapped = overlap_forward and hooks.called is not None and not share_parameters
+            names = [one.name for one in gradients.registered]
+            self._common = HostParameters(group, gradients.parameters, names)
+        is_overlapped = overlap_forward and gradients.called is not None and not share_parameters
         self._masters = MasterParameters(master_dtype)
         self.keeps_masters = master_dtype is not None
         if scope == "auto":
             demand = demand_of(given, ways.keys, self._masters, is_overlapped=is_overlapped)
-            scope = choose(demand, group, hooks.hooks[0].reducer if hooks.hooks else None)
+            scope = choose(demand, group, gradients.hooks[0].reducer if gradients.hooks else None)
         elif scope == "host":
             check_host_scope(group.core.hosts)
         # Parameters of groups that are added later are treated as the others are.
-        uncut = hooks.parameters if ways.is_whole else ways.whole
+        uncut = gradients.parameters if ways.is_whole else ways.whole
         self._uncut = frozenset(self._index[id(one)] for one in uncut)
-        self._group = group
-        self._lists = ShardLists(hooks, group, scope, self._uncut)
+        self._group, self._stage_group = group, model.stage_group
+        self._lists = ShardLists(gradients, group, scope, self._uncut)
         try:
             self._take_over(model, optimizer, accepted, is_overlapped=is_overlapped)
         except BaseException as error:  # nothing else would take the means of these reducers
@@ -150,12 +150,12 @@ class ShardedOptimizer(OptimizerLink):
         is_overlapped: bool,
     ) -> None:
         """Moves parameters and state to where they are updated, and the means to their owners."""
-        hooks, given, ways, pool = accepted
-        names, lists = [one.name for one in hooks.registered], self._lists
-        self.layout = ShardLayout(lists.reducer, hooks.parameters, names, self._uncut, self._common)
+        gradients, given, ways, pool = accepted
+        names, lists = [one.name for one in gradients.registered], self._lists
+        self.layout = ShardLayout(lists.reducer, gradients.parameters, names, self._uncut, self._common)
         self._watch = None
         if self._common is not None:
-            self._watch = WriteWatch(model.module, hooks.parameters, names, self._common.await_host)
+            self._watch = WriteWatch(model.module, gradients.parameters, names, self._common.await_host)
             self._common.trim()
         self._state = ShardedState(
             optimizer, self.layout, lists.owners, lists.groups, self._index, self._masters
@@ -164,16 +164,18 @@ class ShardedOptimizer(OptimizerLink):
             self._state.add(one, ways.keys)
         self._whole: dict[int, Any] | None = None
         self.readable = ReadableState(self._state, self.layout, lists.owners)
-        self._returning = ReturningParameters(self.layout, hooks.parameters, self._state.pieces, self._watch)
+        self._returning = ReturningParameters(
+            self.layout, gradients.parameters, self._state.pieces, self._watch
+        )
         self._offloaded: OffloadedState | None = None
         if pool is not None:
             self._offloaded = OffloadedState(pool, self.layout, self._state, optimizer)
             self._offloaded.put_all_away()
-        self._update = ShardUpdate(optimizer, hooks, self.layout, self._state, lists, self._offloaded)
+        self._update = ShardUpdate(optimizer, gradients, self.layout, self._state, lists, self._offloaded)
         self._waits: AwaitedParameters | None = None
-        if is_overlapped and hooks.called is not None:
-            self._waits = awaited_parameters(hooks.called, hooks.parameters, self._returning)
-        hooks.shards = self
+        if is_overlapped and gradients.called is not None:
+            self._waits = awaited_parameters(gradients.called, gradients.parameters, self._returning)
+        gradients.shards = self
         lists.take_over(self.layout)
         end_at_exit(self)
 
@@ -191,7 +193,7 @@ class ShardedOptimizer(OptimizerLink):
                 else:
                     self.end()
             if self._common is not None and not sys.is_finalizing():
-                self._common.leave(self._hooks.parameters)
+                self._common.leave(self._gradients.parameters)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -227,7 +229,7 @@ class ShardedOptimizer(OptimizerLink):
         The pieces are views of the parameters, and the keys of `state`.
         """
         return {
-            self._hooks.registered[index].name: list(zip(self.layout.pieces[index], pieces, strict=True))
+            self._gradients.registered[index].name: list(zip(self.layout.pieces[index], pieces, strict=True))
             for index, pieces in self._state.pieces.items()
         }
 
@@ -235,7 +237,7 @@ class ShardedOptimizer(OptimizerLink):
     def shared_by_slices(self) -> frozenset[str]:
         """The names of the parameters of which ranks with other slices own pieces as well."""
         owners = zip(self.layout.names, self._lists.owners, strict=True)
-        return frozenset(name for name, each in owners if each.is_wide)
+        return frozenset(name for name, each in owners if each.spans_slices)
 
     @property
     def keys_per_parameter(self) -> frozenset[Any]:
@@ -245,7 +247,7 @@ class ShardedOptimizer(OptimizerLink):
     def mean(self, index: int, lent: Tensor | None) -> Tensor:
         """Returns the mean of a gradient, of which this rank has its pieces."""
         own = self._lists.take(index, lent, is_alone=self.layout.is_alone(index))
-        parameter, ranges = self._hooks.parameters[index], self.layout.pieces[index]
+        parameter, ranges = self._gradients.parameters[index], self.layout.pieces[index]
         means, owners = self.layout.means(index, lent, own), self._lists.owners[index]
         return ShardedGradient(parameter, index, ranges, means, owners)
 
@@ -325,12 +327,12 @@ class ShardedOptimizer(OptimizerLink):
         group = {**param_group, "params": [given] if isinstance(given, Tensor) else list(given)}
         whole_group = {**self.inner.defaults, **group}
         ways = agreed(
-            self._group,
+            self._stage_group,
             "add_param_group()",
             lambda: ways_to_add(
-                self.inner, whole_group, self._hooks, self._names, self._masters, self.layout
+                self.inner, whole_group, self._gradients, self._names, self._masters, self.layout
             ),
-            lambda _: described(self.inner, [whole_group], self._hooks),
+            lambda _: described(self.inner, [whole_group], self._gradients),
         )
         self.inner.add_param_group(group)
         for one in group["params"]:
@@ -340,14 +342,15 @@ class ShardedOptimizer(OptimizerLink):
     def consolidate(self, to: int | None = None) -> None:
         """Collects the whole state on one rank, where `state_dict()` then returns it. Collective.
 
-        For a pipeline, this is the state of this rank's stages. Until the next step, it can be collected on
-        several ranks, one after the other.
+        For a pipeline, this is the state of this rank's stages. With tensor parallelism, all ranks of a stage
+        call it together, and each slice is collected on a rank of its own. Until the next step, the state can
+        be collected on several ranks, one after the other.
 
         Args:
             to: The global rank. Default: the first rank that holds the same parameters.
 
         Raises:
-            ValueError: That rank does not average the model's gradients.
+            ValueError: That rank does not hold the same parameters.
         """
         ranks = torch.distributed.get_process_group_ranks(self._group)
         to = ranks[0] if to is None else to

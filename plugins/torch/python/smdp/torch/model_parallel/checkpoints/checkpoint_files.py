@@ -20,7 +20,7 @@ from smdp._shown import shown
 from smdp.torch.model_parallel.job.ranks import mp_rank, pp_rank, pp_size, rdp_rank, tp_rank, tp_size
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.training.distributed_optimizer import joined_part
-from smdp.torch.model_parallel.training.shards_of_state import is_shard, slices_of
+from smdp.torch.model_parallel.training.shards_of_state import is_shard, shared_part, slices_of
 
 File: TypeAlias = str | PathLike[str] | IO[bytes]
 
@@ -96,7 +96,8 @@ def load(
             if not all(map(is_shard, found)):
                 return found[rdp_rank() if rdp_rank() < len(found) else 0]
             others = [path for number in slices_of(found[0])[1:] for path in _shards(Path(whole), number)]
-            return joined_part(found + [load(each, map_location, partial=False) for each in others])
+            found += [shared_part(load(each, map_location, partial=False)) for each in others]
+            return joined_part(found)
         _check_parts(Path(whole), Path(source))
     if isinstance(source, (str, PathLike)) and not Path(source).is_file():
         raise FileNotFoundError(f"[smdp] there is no file {os.fspath(source)} to load")

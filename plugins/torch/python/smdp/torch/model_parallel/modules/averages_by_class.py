@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -42,7 +42,7 @@ def classify(model: nn.Module, *, is_sharded: bool) -> None:
 
 def averaged_by_class(
     model: nn.Module, mesh: ParallelMesh, options: Mapping[str, Any], *, takes_all: bool = False
-) -> list[DistributedDataParallel]:
+) -> dict[Average, DistributedDataParallel]:
     """Returns what averages the gradients of a model. All ranks of the job call it together.
 
     Args:
@@ -52,7 +52,8 @@ def averaged_by_class(
         takes_all: Whether to include a class whose parameters have only one replica.
 
     Returns:
-        One DistributedDataParallel per class of parameters, of which the last one calls the others.
+        One DistributedDataParallel per class of parameters, by the axis over which it averages them. The last
+        one calls the others.
     """
     named = list(model.named_parameters())
     axes: tuple[Average, ...] = ("rdp", "dp")
@@ -62,17 +63,17 @@ def averaged_by_class(
         if any(each.requires_grad for _, each in named if average_of(each) == axis)
         and (takes_all or len(mesh.ranks(axis)) > 1)
     ]
-    found: list[DistributedDataParallel] = []
+    found: dict[Average, DistributedDataParallel] = {}
     call: Callable[..., Any] = model
     for axis in used:
         ignored = [name for name, each in named if average_of(each) != axis]
-        if axis != used[-1]:  # the largest group starts with the same buffers
+        if axis != used[-1]:  # the ranks of the last one start with the same buffers
             ignored += [name for name, _ in model.named_buffers()]
         made = DistributedDataParallel(
             _View(model, call, ignored), process_group=mesh.step_group(axis), **options
         )
         mesh.abort_also(made, DistributedDataParallel._abort)
-        found.append(made)
+        found[axis] = made
         call = made
     return found
 
@@ -88,22 +89,30 @@ class AveragesByClass:
         module: The model itself.
     """
 
-    def __init__(self, averages: Sequence[DistributedDataParallel], mesh: ParallelMesh) -> None:
+    def __init__(self, averages: Mapping[Average, DistributedDataParallel], mesh: ParallelMesh) -> None:
         self._averages = averages
         self._mesh = mesh
-        self.module = averages[-1].module
+        self._last = list(averages.values())[-1]
+        self.module = self._last.module
 
     @property
     def process_group(self) -> ProcessGroupSmdp:
         """The ranks that hold the same slices."""
-        return self._mesh.step_group("rdp")
+        return self._mesh.group("rdp")
+
+    @property
+    def stage_group(self) -> ProcessGroupSmdp:
+        """The ranks with all slices."""
+        return self._mesh.group("dp")
 
     def averaged_gradients(self, feature: str, trained: Collection[nn.Parameter]) -> BackwardGradients:
         """Returns the gradients, with a list for each class."""
+        # Norms and state are collected outside of steps, so a failed step must not close their groups.
         lists = [
-            (each.gradient_hooks(feature, takes_momentum=True), each.process_group) for each in self._averages
+            (each.gradient_hooks(feature, takes_momentum=True), self._mesh.group(axis))
+            for axis, each in self._averages.items()
         ]
-        return BackwardGradients(lists, self._averages[-1])
+        return BackwardGradients(lists, self._last)
 
 
 class _View(nn.Module):

@@ -27,6 +27,9 @@ class SinglePartition:
         is_mean: Whether gradients are means over microbatches instead of sums.
         options: Options of DistributedDataParallel.
         is_sharded: Whether replicas share the state of the optimizer.
+
+    Attributes:
+        averaging: The `AveragingModel` of all gradients; None if nothing averages them.
     """
 
     def __init__(
@@ -41,12 +44,16 @@ class SinglePartition:
     ) -> None:
         self.model = model
         self._mesh = mesh
+        self.averaging: Any = None
         self._averages: list[Any] = []
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         if mesh is not None and len(mesh.ranks("tp")) > 1:
-            self._averages = averaged_by_class(model, mesh, options, takes_all=is_sharded)
+            by_class = averaged_by_class(model, mesh, options, takes_all=is_sharded)
+            self._averages = list(by_class.values())
+            self.averaging = AveragesByClass(by_class, mesh) if by_class else None
         elif mesh is not None and len(mesh.ranks("dp")) > 1 and is_trained:
-            self._averages = [DistributedDataParallel(model, process_group=mesh.group("dp"), **options)]
+            self.averaging = DistributedDataParallel(model, process_group=mesh.group("dp"), **options)
+            self._averages = [self.averaging]
         self._passes_per_step = passes_per_step
         self._is_mean = is_mean
         self._passes = 0
@@ -62,15 +69,8 @@ class SinglePartition:
 
     @property
     def replicas(self) -> Any:
-        """What averages all gradients; None if there is one replica, or if it depends on the parameter."""
+        """The DistributedDataParallel of all gradients; None if there are none or several."""
         return self._averages[0] if len(self._averages) == 1 else None
-
-    @property
-    def averaging(self) -> Any:
-        """The `AveragingModel` of all gradients; None if nothing averages them."""
-        if self._mesh is not None and len(self._mesh.ranks("tp")) > 1 and self._averages:
-            return AveragesByClass(self._averages, self._mesh)
-        return self.replicas
 
     @property
     def is_between(self) -> bool:

@@ -17,7 +17,13 @@ from smdp.torch.model_parallel.tensor_parallelism.marks import check_not_replace
 from smdp.torch.model_parallel.training.loss_scaling import LossScaling
 from smdp.torch.model_parallel.training.optimizer_parts import by_name, check_sizes, own_part, whole_state
 from smdp.torch.model_parallel.training.shards_of_parameters import gathered_shards, own_shards
-from smdp.torch.model_parallel.training.shards_of_state import is_shard, joined, shard_of, slices_of
+from smdp.torch.model_parallel.training.shards_of_state import (
+    is_shard,
+    joined,
+    shard_of,
+    shared_part,
+    slices_of,
+)
 from smdp.torch.model_parallel.training.slices_of_optimizer import joined_optimizer, own_slices_of_optimizer
 from smdp.torch.pipelining.tensors.values import weight_of
 from smdp.torch.precision.mixed_precision import STATE
@@ -241,11 +247,15 @@ class DistributedOptimizer(LossScaling):
 
     def _with_other_shards(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state that this shard forms with those that the other replicas load."""
-        has_shared = len(slices_of(own)) > 1
-        group = state.running.mesh.group("dp" if has_shared else "rdp")
-        shards: list[Any] = [None] * group.size()
-        dist.all_gather_object(shards, dict(own), group=group)
-        return joined_part([own, *(each for place, each in enumerate(shards) if place != group.rank())])
+        mesh = state.running.mesh
+        shards: list[Any] = [None] * mesh.replicas
+        dist.all_gather_object(shards, dict(own), group=mesh.group("rdp"))
+        if len(slices_of(own)) > 1:
+            parts: list[Any] = [None] * len(mesh.ranks("dp"))
+            dist.all_gather_object(parts, shared_part(own), group=mesh.group("dp"))
+            others = zip(mesh.ranks("dp"), parts, strict=True)
+            shards += [each for rank, each in others if rank not in mesh.ranks("rdp")]
+        return joined_part(shards)
 
     def _loss_scale_entry(self) -> dict[str, Any]:
         """Returns the entry of a state that has the loss scale, if there is one."""

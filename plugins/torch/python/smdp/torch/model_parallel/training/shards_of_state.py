@@ -74,12 +74,20 @@ def slices_of(shard: Mapping[str, Any]) -> list[int]:
     return [place["slice"], *(each for each in others if each != place["slice"])]
 
 
+def shared_part(shard: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a shard without the state of slices, which ranks of other slices do not need."""
+    shared = set(shard[SHARD]["shared_by_slices"])
+    names = [name for name, _, _ in shard[SHARD]["pieces"]]
+    state = {number: each for number, each in shard["state"].items() if names[number] in shared}
+    return {**shard, "state": state}
+
+
 def joined(shards: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Returns the state of this rank's parameters that the shards of all replicas form.
 
     Args:
-        shards: What `shard_of()` has returned on each replica of the slices in `slices_of()`. The first one
-            is of this rank's slice.
+        shards: What `shard_of()` has returned on each replica of the slices in `slices_of()`, one of this
+            rank's slice first. Of other slices, `shared_part()` is enough.
         names: The names of the parameters, by group, as when the shards were saved.
 
     Raises:
@@ -118,12 +126,13 @@ class _JoinedState(Mapping[int, Any]):
         own = shards[0][SHARD]["slice"]
         for shard in shards:
             place = shard[SHARD]
-            is_own, shared = place["slice"] == own, set(place["shared_by_slices"])
-            if is_own:
+            if place["slice"] == own:
                 self._shapes |= place["shapes"]
+            else:
+                shard = shared_part(shard)
             self._whole |= set(place["per_parameter"])
             for number, (name, begin, end) in enumerate(place["pieces"]):
-                if number in shard["state"] and (is_own or name in shared):
+                if number in shard["state"]:
                     self._parts.setdefault(name, []).append((begin, end, shard["state"][number]))
 
     def __getitem__(self, number: int) -> dict[str, Any]:

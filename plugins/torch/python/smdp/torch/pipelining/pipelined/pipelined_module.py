@@ -76,15 +76,13 @@ class PipelinedModule(nn.Module):
         self.split = split
         self.schedule = schedule
         self.mesh = mesh
-        own = {stage for stage, rank in enumerate(schedule.rank_of) if rank == mesh.stage_rank}
-        self._own = own
+        own = self._own = {stage for stage, rank in enumerate(schedule.rank_of) if rank == mesh.stage_rank}
         keep_own(model, split.weights, own, weakref.ref(self))
         # Not registered as a submodule, so that parameters keep their names in the model.
         self.__dict__["module"] = model
         self.device = _device_of(model)
-        postpones = any(action.kind == "W" for row in schedule.rows for action in read_row(row))
-        # Compiled code computes both gradients at once.
-        postpones &= not is_compiled
+        postpones = not is_compiled  # compiled code computes both gradients at once
+        postpones &= any(action.kind == "W" for row in schedule.rows for action in read_row(row))
         if postpones:
             self._split_backward(model)
         self._units = make_units(model, split.stages)
@@ -93,9 +91,8 @@ class PipelinedModule(nn.Module):
                 unit.compile()
         self._program = Program(model)
         self._has_compared = False
-        parameters = dict(self.named_parameters())
-        buffers = dict(self.named_buffers())
-        self._reductions = Reductions(parameters, buffers, split, own, mesh, schedule.rank_of)
+        named = dict(self.named_parameters()), dict(self.named_buffers())
+        self._reductions = Reductions(*named, split, own, mesh, schedule.rank_of)
         replicas, tied = self._reductions.replicas, self._reductions.tied
         handlers = Handlers(
             [Computations(), TransferActions(), ReductionActions(replicas, tied, split.tied())]
@@ -371,6 +368,11 @@ class PipelinedModule(nn.Module):
     def process_group(self) -> ProcessGroupSmdp:
         """The replicas of the slices that this rank holds. All ranks of the job ask for it first together."""
         return self.mesh.group("rdp")
+
+    @property
+    def stage_group(self) -> ProcessGroupSmdp:
+        """The replicas of all slices of this rank's stages; see `process_group`."""
+        return self.mesh.group("dp")
 
     def averaged_gradients(self, feature: str, trained: Collection[Parameter]) -> ShardedReplicas:
         """Returns the gradients that replicas average; see `Reductions.shardable()`."""
