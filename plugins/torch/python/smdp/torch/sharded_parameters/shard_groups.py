@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from smdp._shown import counted, shown
 from smdp.torch.process_group.process_group import ProcessGroupSmdp, timeout_of_world
@@ -58,6 +59,9 @@ class ShardGroups(NamedTuple):
             if dist.is_initialized():
                 with contextlib.suppress(ValueError):
                     dist.destroy_process_group(group)
+        # DTensors get the mesh of an earlier operation on an equal mesh. From torch 2.14 on, the groups of a
+        # mesh that is created again have other names.
+        _clear_sharding_prop_cache()
 
     def _new_group(self, ranks: Sequence[int]) -> ProcessGroupSmdp:
         self.made.append(_new_group(ranks))
