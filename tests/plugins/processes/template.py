@@ -65,6 +65,7 @@ class Template:
         self._process.stdin.flush()
         while (answer := self._read()).get("number") != self._requests:
             self._note(answer)
+        self._ended.pop(answer["pid"], None)  # the system uses the ids of ended processes again
         return Forked(self, answer["pid"])
 
     def status(self, pid: int) -> int | None:
