@@ -86,12 +86,18 @@ class HostMemory::Impl {
         if (interrupted && interrupted()) group.abort("interrupted");
         return local_->error() != nullptr || group.error() != nullptr;
       };
-      if (!passing) {
-        memory_ = receive_memory(point, bytes, kShared, deadline, is_over);
-        return;
+      try {
+        if (!passing) {
+          memory_ = receive_memory(point, bytes, kShared, deadline, is_over);
+          return;
+        }
+        memory_ = passing->memory();
+        if (local_->size() > 1) passing->pass(static_cast<std::size_t>(local_->size() - 1), deadline, is_over);
+      } catch (const std::exception& error) {
+        if (local_->error()) return;               // the rank that has failed first reports why
+        local_->abort(without_tag(error.what()));  // the others wait for this rank
+        throw;
       }
-      memory_ = passing->memory();
-      if (local_->size() > 1) passing->pass(static_cast<std::size_t>(local_->size() - 1), deadline, is_over);
     });
   }
 
