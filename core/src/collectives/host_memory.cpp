@@ -82,9 +82,11 @@ class HostMemory::Impl {
     do_together(group, bytes, interrupted, [&] {
       if (bytes == 0) return;
       const Deadline deadline = std::chrono::steady_clock::now() + kPassingTime;
+      bool is_ended = false;
       const Interrupted is_over = [&] {
         if (interrupted && interrupted()) group.abort("interrupted");
-        return local_->error() != nullptr || group.error() != nullptr;
+        is_ended = local_->error() != nullptr || group.error() != nullptr;
+        return is_ended;
       };
       try {
         if (!passing) {
@@ -94,7 +96,7 @@ class HostMemory::Impl {
         memory_ = passing->memory();
         if (local_->size() > 1) passing->pass(static_cast<std::size_t>(local_->size() - 1), deadline, is_over);
       } catch (const std::exception& error) {
-        if (local_->error()) return;               // the rank that has failed first reports why
+        if (is_ended) return;                      // the rank that has failed first reports why
         local_->abort(without_tag(error.what()));  // the others wait for this rank
         throw;
       }
