@@ -52,15 +52,7 @@ class BackwardGradients:
             first += count
 
     def shard(self, scope: str, whole: Collection[int]) -> list[_core.GradientReducer]:
-        """Averages in such a way that means are owned in shards from now on. Collective.
-
-        Args:
-            scope: "world" or "host".
-            whole: Indices of the parameters that must not be cut.
-
-        Returns:
-            The reducer of each list.
-        """
+        """Lets the ranks own shards of the means; see `AveragedGradients.shard()`. Collective."""
         first, found = 0, []
         for hooks, count in zip(self.hooks, self.counts, strict=True):
             own = [index - first for index in whole if first <= index < first + count]

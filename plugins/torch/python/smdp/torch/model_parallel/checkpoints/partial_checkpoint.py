@@ -27,7 +27,7 @@ from smdp.torch.model_parallel.job.objects import pack
 from smdp.torch.model_parallel.job.ranks import get_mp_group, rank, rdp_rank
 from smdp.torch.model_parallel.job.state import state
 from smdp.torch.model_parallel.training.distributed_optimizer import joined_part
-from smdp.torch.model_parallel.training.shards_of_state import slices_of
+from smdp.torch.model_parallel.training.shards_of_state import shared_part, slices_of
 from smdp.torch.pipelining.state_dicts.state_entries import names_of
 from smdp.torch.precision.mixed_precision import STATE
 from smdp.torch.sharding.master_parameters import MASTER
@@ -153,7 +153,8 @@ def load(root: Path, tag: str, *, strict: bool, with_optimizer: bool, with_momen
             parts = [_read_optimizer(folder, each, has_fp16, is_mapped=bool(shards)) for each in suffixes]
             if shards:
                 others = [shard_suffix(each, n) for n in slices_of(parts[0])[1:] for each in range(shards)]
-                parts += [_read_optimizer(folder, each, has_fp16, is_mapped=True) for each in others]
+                theirs = (_read_optimizer(folder, each, has_fp16, is_mapped=True) for each in others)
+                parts += map(shared_part, theirs)
             # Without moments, masters and the loss scale are left.
             if with_moments or not shards:
                 check_target(folder, "optimizer")

@@ -87,7 +87,7 @@ def joined(shards: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) 
 
     Args:
         shards: What `shard_of()` has returned on each replica of the slices in `slices_of()`, one of this
-            rank's slice first. Of other slices, `shared_part()` is enough.
+            rank's slice first. Of those of other slices, the `shared_part()`.
         names: The names of the parameters, by group, as when the shards were saved.
 
     Raises:
@@ -114,7 +114,7 @@ class _JoinedState(Mapping[int, Any]):
     """Joins the state of one parameter at a time, when it is asked for.
 
     Args:
-        shards: The shards of all replicas, one of this rank's slice first.
+        shards: See `joined()`.
         names: The name of each parameter, by its number.
     """
 
@@ -128,8 +128,6 @@ class _JoinedState(Mapping[int, Any]):
             place = shard[SHARD]
             if place["slice"] == own:
                 self._shapes |= place["shapes"]
-            else:
-                shard = shared_part(shard)
             self._whole |= set(place["per_parameter"])
             for number, (name, begin, end) in enumerate(place["pieces"]):
                 if number in shard["state"]:

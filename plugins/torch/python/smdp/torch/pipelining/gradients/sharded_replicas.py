@@ -79,14 +79,9 @@ class ShardedReplicas:
         return self._replicas.has_groups(self._lists)
 
     def shard(self, scope: str, whole: Collection[int]) -> list[_core.GradientReducer]:
-        """Averages so that means are owned in shards from now on. All ranks of the job call it.
+        """Lets the ranks own shards of the means; see `AveragedGradients.shard()`.
 
-        Args:
-            scope: "world" or "host".
-            whole: Indices of the parameters that must not be cut.
-
-        Returns:
-            The reducer of each list.
+        All ranks of the job call it.
         """
         first, reducers = 0, []
         for group, members in self._lists:
