@@ -220,6 +220,17 @@ def refuses_other_options_on_a_slice() -> None:
             found.train(STEPS[0])
 
 
+def refuses_a_group_on_some_ranks() -> None:
+    found = Job(2, is_sharded=True, slices=2)
+    found.train(STEPS[0])
+    if smp.tp_rank() == 1:
+        with pytest.raises(smdp.SmdpError, match=r"is in optimizer\.add_param_group\(\), but rank"):
+            found.optimizer.add_param_group({"params": []})
+    else:
+        with pytest.raises(smdp.SmdpError):
+            found.train(STEPS[1])
+
+
 def fails_and_saves() -> None:
     """A step that failed does not keep the state from being saved."""
     with job(1, is_sharded=True, slices=2) as found:
@@ -241,6 +252,7 @@ def slices_beside_whole_modules() -> None:
     trains_to_the_same_bits(2, slices=2)
     refuses_other_options_on_a_slice()
     fails_and_saves()
+    refuses_a_group_on_some_ranks()
 
 
 def test_slices_with_and_without_replicas(tmp_path: Path) -> None:

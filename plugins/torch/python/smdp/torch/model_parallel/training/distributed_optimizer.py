@@ -122,6 +122,16 @@ class DistributedOptimizer(LossScaling):
             state.model.finish_gradients()
         return super().step(closure)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters. With sharded state, all ranks of the job must call this.
+
+        Raises:
+            smdp.MismatchError: Another rank made a different call.
+        """
+        if self.sharded is not None and self._is_cut():
+            meet("optimizer.add_param_group()")
+        super().add_param_group(param_group)
+
     def keep_own(self, before: Mapping[nn.Parameter, str], own: Mapping[str, nn.Parameter]) -> None:
         """Removes the parameters of other ranks. The model calls this when it has been cut.
 
