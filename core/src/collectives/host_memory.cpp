@@ -74,33 +74,12 @@ class HostMemory::Impl {
  public:
   Impl(Group& group, std::size_t bytes, const std::function<bool()>& interrupted)
       : base_(group.id()), local_(group.split(group.host_index(), group.rank(), "host memory")), bytes_(bytes) {
-    std::optional<MemoryPassing> passing;
-    do_together(group, bytes, interrupted, [&] {
-      if (bytes != 0 && local_->rank() == 0) passing.emplace(bytes, kShared);
-    });
-    const MeetingPoint point = gathered(*local_, passing ? passing->point() : MeetingPoint{}, interrupted).front();
-    do_together(group, bytes, interrupted, [&] {
-      if (bytes == 0) return;
-      const Deadline deadline = std::chrono::steady_clock::now() + kPassingTime;
-      bool is_ended = false;
-      const Interrupted is_over = [&] {
-        if (interrupted && interrupted()) group.abort("interrupted");
-        is_ended = local_->error() != nullptr || group.error() != nullptr;
-        return is_ended;
-      };
-      try {
-        if (!passing) {
-          memory_ = receive_memory(point, bytes, kShared, deadline, is_over);
-          return;
-        }
-        memory_ = passing->memory();
-        if (local_->size() > 1) passing->pass(static_cast<std::size_t>(local_->size() - 1), deadline, is_over);
-      } catch (const std::exception& error) {
-        if (is_ended) return;                      // the rank that has failed first reports why
-        local_->abort(without_tag(error.what()));  // the others wait for this rank
-        throw;
-      }
-    });
+    try {
+      share(group, interrupted);
+    } catch (const std::exception& error) {
+      local_->abort(without_tag(error.what()));  // this host's other ranks would only hear that this rank has left
+      throw;
+    }
   }
 
   std::byte* data() const { return memory_.get(); }
@@ -126,6 +105,37 @@ class HostMemory::Impl {
   void abort(const std::string& reason) { local_->abort(reason); }
 
  private:
+  // The first rank of each host allocates the memory and passes it to the host's other ranks.
+  void share(Group& group, const std::function<bool()>& interrupted) {
+    std::optional<MemoryPassing> passing;
+    do_together(group, bytes_, interrupted, [&] {
+      if (bytes_ != 0 && local_->rank() == 0) passing.emplace(bytes_, kShared);
+    });
+    do_together(group, bytes_, interrupted, [&] {
+      if (bytes_ == 0) return;
+      const Deadline deadline = std::chrono::steady_clock::now() + kPassingTime;
+      bool is_ended = false;
+      const Interrupted is_over = [&] {
+        if (interrupted && interrupted()) group.abort("interrupted");
+        is_ended = local_->error() != nullptr || group.error() != nullptr;
+        return is_ended;
+      };
+      try {
+        const MeetingPoint point = gathered(*local_, passing ? passing->point() : MeetingPoint{}, interrupted).front();
+        if (!passing) {
+          memory_ = receive_memory(point, bytes_, kShared, deadline, is_over);
+          return;
+        }
+        memory_ = passing->memory();
+        if (local_->size() > 1) passing->pass(static_cast<std::size_t>(local_->size() - 1), deadline, is_over);
+      } catch (const std::exception& error) {
+        if (is_ended) return;                      // the rank that has failed first reports why
+        local_->abort(without_tag(error.what()));  // the others wait for this rank
+        throw;
+      }
+    });
+  }
+
   // Returns why the group of all ranks is closed. Null if it is open, or does not exist any more.
   std::exception_ptr base_error() const {
     const std::shared_ptr<Group> base = Group::find(base_);
