@@ -298,6 +298,7 @@ def test_accelerate_launch_without_a_host_file_is_warned_of(script: str, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # two trainings
 @needs_mpirun
 def test_example_by_accelerate_launch(tmp_path: Path) -> None:
     by_mpirun = launched(tmp_path, str(EXAMPLE), "--steps", "10")

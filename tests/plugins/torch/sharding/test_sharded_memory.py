@@ -14,6 +14,7 @@ RANKS = 4
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # five trainings
 def test_sharding_saves_memory() -> None:
     idle = most(IDLE, RANKS, [])
     whole, sharded, shared, in_shards = (most(kind, RANKS, []) - idle for kind in KINDS)
