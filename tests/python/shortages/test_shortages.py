@@ -161,7 +161,9 @@ def check(one: Try, ranks: list[dict[str, Any]], words: str) -> None:
     text = f"{one}: {errors}"
     if call in OVERCOME and errors == [""] * len(ranks):
         return
-    assert call in failed["error"] and words in failed["error"], text
+    # Where a job may go right, the call may fail after this rank's last step, while others are in theirs.
+    if failed["error"] or call not in OVERCOME:
+        assert call in failed["error"] and words in failed["error"], text
     for rank in ranks:
         # The last step sums over all ranks: a rank that ended it has had all that it needed of the others.
         if rank["error"]:
