@@ -36,7 +36,7 @@ def run(
         env=env,
         exits=exits,
         hosts=hosts,
-        modules=["torch.distributed", "torch._dynamo", "smdp.torch", "pytest"],
+        modules=["torch.distributed.checkpoint", "torch._dynamo", "smdp.torch.model_parallel", "pytest"],
     )
 
 

@@ -5,6 +5,7 @@ As a script this file is one of those processes.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -14,6 +15,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
 from spawn import free_port, load, run_script
+
+# Not smdp.transformers, which changes classes of transformers when it is imported.
+_MODULES = [
+    "torch.distributed",
+    "torch._dynamo",
+    "smdp.torch.model_parallel",
+    "transformers.trainer",
+    "pytest",
+]
+if importlib.util.find_spec("lightning") is not None:
+    _MODULES.append("lightning.pytorch")
 
 
 def run(
@@ -43,7 +55,7 @@ def run(
         env=variables,
         exits=exits,
         hosts=hosts,
-        modules=["torch.distributed", "torch._dynamo", "transformers.trainer", "pytest"],
+        modules=_MODULES,
     )
     return [
         output if rank in (exits or {}) else json.loads(output.rsplit("RESULT ", 1)[1].splitlines()[0])
@@ -63,6 +75,8 @@ def _main(path: str, name: str) -> None:
         os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
     result = load(path, name)()
     if torch.distributed.is_initialized():
+        if torch.distributed.get_backend() == "gloo":  # it fails where another rank ends while it connects
+            torch.distributed.barrier()
         torch.distributed.destroy_process_group()
     print(f"\nRESULT {json.dumps(result)}", flush=True)
 
