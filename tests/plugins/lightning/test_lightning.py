@@ -300,12 +300,9 @@ def test_mpirun_without_mpi4py(tmp_path: Path) -> None:
     assert all(weights.startswith("2 ") for weights, _ in told)  # steps: each rank has half of the rows
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "launcher",
-    [SMDP_RUN, pytest.param([], marks=pytest.mark.slow)],
-    ids=["smdp run", "Lightning"],
-)
+@pytest.mark.parametrize("launcher", [SMDP_RUN, []], ids=["smdp run", "Lightning"])
 def test_example(launcher: list[str]) -> None:
     pytest.importorskip("transformers", "5")
     told = started(launcher, str(EXAMPLE), "--steps", "5")

@@ -97,6 +97,7 @@ def test_a_launcher_in_a_batch_shell_of_slurm(launcher: list[str], tmp_path: Pat
     ], done.stderr
 
 
+@pytest.mark.slow
 def test_by_name_the_error_names_both_launchers(tmp_path: Path) -> None:
     done = started(tmp_path, SMDP_RUN, BY_NAME)
     assert done.returncode == 1

@@ -283,7 +283,11 @@ print("processes", trainer.args.world_size)
 """
 
 
-@pytest.mark.parametrize("script", [BY_ACCELERATE, BY_A_PLUGIN], ids=["Accelerate", "a plugin"])
+@pytest.mark.parametrize(
+    "script",
+    [BY_ACCELERATE, pytest.param(BY_A_PLUGIN, marks=pytest.mark.slow)],
+    ids=["Accelerate", "a plugin"],
+)
 def test_accelerate_launch_without_a_host_file_is_warned_of(script: str, tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text(script)
     launcher = ["-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1", "--num_processes", "2"]

@@ -15,7 +15,8 @@ import torch.distributed.checkpoint as dcp
 from transformers import GPT2LMHeadModel
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
-pytestmark = pytest.mark.timeout(240)  # eight processes that import torch, on few cores
+# Eight processes that import torch, on few cores.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 PARAMETERS = 76  # of 6 layers, with the head tied to the embedding
 
 
@@ -48,7 +49,6 @@ def test_split_in_two(trained: tuple[Path, str]) -> None:
     assert len(losses) == 2 and losses[1] < losses[0] < 5
 
 
-@pytest.mark.slow
 def test_resumed_in_four(trained: tuple[Path, str]) -> None:
     folder, _ = trained
     checkpoint = folder / "step-10"
@@ -69,7 +69,6 @@ def test_resumed_in_four(trained: tuple[Path, str]) -> None:
     assert "step 15: loss" in output and (folder / "step-15" / ".metadata").exists()
 
 
-@pytest.mark.slow
 def test_a_difference_is_found(trained: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = trained
     told = folder / "step-10" / "digests.json"
@@ -103,7 +102,6 @@ def test_transformers_reads_it(trained: tuple[Path, str]) -> None:
         assert torch.equal(value, other.state_dict()[name]), name
 
 
-@pytest.mark.slow
 def test_hybrid() -> None:
     output = start("hybrid_parallel.py", 8)
     assert "8 processes: 2-way data parallel, 4-way model parallel" in output

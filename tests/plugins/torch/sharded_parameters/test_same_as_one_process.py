@@ -228,6 +228,7 @@ def check_unused_parameters() -> None:
     torch.testing.assert_close(grads[1], torch.full((4,), 2.0 / dist.get_world_size()))
 
 
+@pytest.mark.slow
 def test_on_two_ranks() -> None:
     run(check_ways, 2)
 
